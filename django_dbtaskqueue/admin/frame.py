@@ -32,8 +32,8 @@ from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import Session, is_task_table, migrated, model_named
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
-from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, can_operate, narrow
-from django_dbtaskqueue.operations.serializers import is_storable
+from django_dbtaskqueue.operations.permissions import APP, VIEW_PAYLOAD, Actor, Verb, can_operate, narrow
+from django_dbtaskqueue.operations.serializers import MAX_WHOLE_NUMBER, is_storable
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
@@ -43,14 +43,10 @@ else:
     ModelAdmin = admin.ModelAdmin
 
 V = TypeVar("V", bound=Verb)
-MAX_ID = 2**63 - 1
 REFRESH_INTERVALS_S = (2, 5, 15, 60)
 LIVE_KEY = "_live"  # the query key that asks for the part of a page that refreshes
 # These differ between two responses with the same facts: ages, which the browser keeps up to date, and tokens.
 VOLATILE_HTML = re.compile(rb'(<time[^>]*dbtq-ago[^>]*>)[^<]*|<input type="hidden" name="csrfmiddlewaretoken"[^>]*>')
-
-
-APP_LABEL = "dbtaskqueue"
 
 
 MAIN_ENTRIES = 4  # that stand beside "More", not behind it
@@ -86,12 +82,10 @@ SHORTCUTS = (
 
 def nav_entries(request: HttpRequest, site: admin.AdminSite, here: str | None) -> Iterator[dict[str, object]]:
     """Yield the pages that the site has and the user may see."""
-    shown = {
-        model._meta.model_name: page for model, page in site._registry.items() if model._meta.app_label == APP_LABEL
-    }
+    shown = {model._meta.model_name: page for model, page in site._registry.items() if model._meta.app_label == APP}
     for place, (key, model, label) in enumerate(NAV_ENTRIES):
         if model in shown and shown[model].has_module_permission(request):
-            url = reverse(f"admin:{APP_LABEL}_{model}_changelist", current_app=site.name)
+            url = reverse(f"admin:{APP}_{model}_changelist", current_app=site.name)
             main = place < MAIN_ENTRIES
             yield {"key": key, "label": label, "main": main, "url": url, "current": model == here}
 
@@ -102,7 +96,7 @@ def list_in_order(site: admin.AdminSite) -> None:
 
     def get_app_list(request: HttpRequest, app_label: str | None = None) -> list[Any]:
         apps = by_name(request, app_label)
-        for ours in (app["models"] for app in apps if app["app_label"] == APP_LABEL):
+        for ours in (app["models"] for app in apps if app["app_label"] == APP):
             ours.sort(key=lambda one: places.get(one["model"]._meta.model_name, len(places)))
         return apps
 
@@ -399,5 +393,5 @@ def may_see(request: HttpRequest, row: Any = None) -> bool:
 
 def id_of(term: str) -> int | None:
     """Return the text as an id, or None if it cannot be one."""
-    digits = term.isascii() and term.isdecimal() and len(term) <= len(str(MAX_ID))
-    return int(term) if digits and int(term) <= MAX_ID else None
+    digits = term.isascii() and term.isdecimal() and len(term) <= len(str(MAX_WHOLE_NUMBER))
+    return int(term) if digits and int(term) <= MAX_WHOLE_NUMBER else None

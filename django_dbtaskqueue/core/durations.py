@@ -23,7 +23,7 @@ WITHOUT_UNIT = '. Text without a unit is read as "HH:MM:SS" or as seconds'
 MAX_TEXT_LENGTH = 100
 # Times that a row may hold. A table of an older system has old ones; Python cannot read one after the year 9999.
 READABLE_TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9900, 1, 1, tzinfo=UTC))
-MAX_LENGTH = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
+MAX_DELAY = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
 MIN_LEASE = timedelta(milliseconds=100)  # a shorter one would run out before the task starts
 ROUGH_DIGITS = 3
 
@@ -65,7 +65,7 @@ def parse_length(value: object, *, needs_unit: bool = False) -> timedelta:
     found = parse_duration(value, needs_unit=needs_unit)
     if found < ZERO:
         raise ValueError(f'{value!r} is negative. Write a duration of 0 or more, such as "15m"')
-    if found > MAX_LENGTH:
+    if found > MAX_DELAY:
         raise ValueError(f"{value!r} is too long. Write a duration of at most a hundred years, 36525d")
     return found
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import ClassVar, NamedTuple
 
+from django_dbtaskqueue.core.durations import MAX_DELAY
+
 SIGNAL = "signal"  # the parking reason of a task that waits for a signal without a timeout
-MAX_DELAY = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
 
 
 class Facts(NamedTuple):

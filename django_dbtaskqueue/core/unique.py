@@ -14,9 +14,8 @@ from datetime import timedelta
 from hashlib import blake2b
 from typing import ClassVar
 
-from django_dbtaskqueue.core.durations import format_duration, parse_length
+from django_dbtaskqueue.core.durations import MAX_DELAY, format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
-from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.states import CREATED, PROCESSING, Status
 
 HASH_LENGTH = 40  # hexadecimal digits: 160 bits

@@ -23,9 +23,8 @@ from django_dbtaskqueue.conf import overrides, settings as conf
 from django_dbtaskqueue.core import codecs, context, json as json_payload
 from django_dbtaskqueue.core.columns import ENQUEUED, OWN_COLUMNS, EnqueueOptions, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import enqueue_hook
-from django_dbtaskqueue.core.durations import MIN_LEASE
+from django_dbtaskqueue.core.durations import MAX_DELAY, MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
-from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.enqueue import RARE_COLUMNS, REPLACE, RETURNED
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, OutputWrapper
 from django.core.management.color import Style
 
-from django_dbtaskqueue.core.durations import format_duration, parse_length
+from django_dbtaskqueue.core.durations import UNKNOWN, format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.operations.serializers import DocumentEncoder
@@ -72,7 +72,6 @@ def exit_codes(codes: Mapping[type[BaseException], int] = CODES_OF_SETTINGS) -> 
 
 # -- output ------------------------------------------------------------------------------------------------------------
 
-EMPTY_CELL = "-"
 NO_BREAK_SPACES = "\u00a0\u202f"  # in numbers and estimates
 STYLE_OF_WORD = {
     "ERROR": "ERROR", "POISON": "WARNING", "COMPLETED": "SUCCESS", "PROCESSING": "NOTICE", "paused": "WARNING",
@@ -146,7 +145,7 @@ class Output:
 
 
 def _cell(value: object) -> str:
-    return EMPTY_CELL if value is None or value == "" else printable(str(value))
+    return UNKNOWN if value is None or value == "" else printable(str(value))
 
 
 def printable(text: str) -> str:
@@ -157,6 +156,6 @@ def printable(text: str) -> str:
 def ago(value: datetime | None, now: datetime) -> str:
     """Return a time as its distance from now."""
     if value is None:
-        return EMPTY_CELL
+        return UNKNOWN
     age = format_duration(abs(now - value), rough=True)
     return f"{age} ago" if value <= now else f"in {age}"

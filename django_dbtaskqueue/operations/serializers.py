@@ -217,7 +217,7 @@ MAX_BODY_BYTES = 262_144
 MAX_BODY_DEPTH = 32  # of lists and objects in each other
 MAX_INPUT_LENGTH = 4096  # characters of a text; a search may have as many
 MAX_WHOLE_NUMBER = 2**63 - 1
-YEARS = range(1970, 2201)
+YEARS = range(1970, 2201)  # with a day more, or in another time zone, Python can still read these
 
 
 class BadInput(TaskQueueError):

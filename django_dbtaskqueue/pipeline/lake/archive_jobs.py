@@ -29,9 +29,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window, functions as F
 
 from django_dbtaskqueue.core.columns import COPIED, Column as TaskColumn
-from django_dbtaskqueue.core.durations import parse_length
+from django_dbtaskqueue.core.durations import MAX_DELAY, parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
-from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day, parsed
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake, lake_schema, read_lake, store_of, writing

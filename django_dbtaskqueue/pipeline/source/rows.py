@@ -28,10 +28,9 @@ from pyspark.sql import DataFrame, SparkSession, types
 
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
-from django_dbtaskqueue.core.durations import MIN_LEASE
+from django_dbtaskqueue.core.durations import MAX_DELAY, MIN_LEASE
 from django_dbtaskqueue.core.exceptions import JobOptionError, PayloadError, PipelineError, near_match
 from django_dbtaskqueue.core.masking import Rules as MaskRules, current_rules, masked_text
-from django_dbtaskqueue.core.outcomes import MAX_DELAY
 
 TEXT_OPTIONS = {"encoding": "utf-8"}
 FORMATS: dict[str, dict[str, str]] = {  # with the options of each, and their defaults
