@@ -6,7 +6,6 @@ counted since then; nothing else depends on it.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Lost, Settlement
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector as Foreign
 
     Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 Ended = tuple[Lease, Settlement | Lost | None, float]  # an attempt, what became of it if known, its run seconds
 

@@ -12,7 +12,6 @@ The same facts are sent as Django signals with ``send_robust``, after the hook o
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
 from django.core.exceptions import ImproperlyConfigured
@@ -20,6 +19,7 @@ from django.dispatch import Signal
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome
 
@@ -28,8 +28,6 @@ __all__ = [
     "poller_stopped", "register", "task_changed", "task_checked_out", "task_crashed", "task_executed",
     "task_finished", "task_started", "unregister",
 ]  # fmt: skip
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 
 #: call, task_ids, using: tasks were changed by a program or a person, and that is committed. Sent in the process that

@@ -6,7 +6,6 @@ The document is written from the routes and the types of what their views return
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -27,7 +26,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import __version__
+from django_dbtaskqueue.core import __version__, logger
 from django_dbtaskqueue.core.durations import Rate
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError, UnknownQueue, near_match
 from django_dbtaskqueue.db import standby
@@ -314,8 +313,6 @@ def _first_paragraph(thing: Any) -> str:
 # From a route to a Django view: who calls, what was sent, what is answered. Off by default.
 #
 # A caller has a session, with CSRF, or a token. JSON in and out, errors included.
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 READ_FROM_HEADER = "X-Read-From"
 AUTH_SCHEME = "Bearer "

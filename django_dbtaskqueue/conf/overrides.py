@@ -5,7 +5,6 @@ The row is read at most once a second per queue and process; a change made in th
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +15,10 @@ from django.db.models.signals import post_delete, post_save
 from django.db.utils import InterfaceError, OperationalError
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.models import Queue
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 ROW_CACHE_S = 1.0  # how long a row is remembered
 MAX_CACHED_ROWS = 4096

@@ -17,12 +17,10 @@ from typing import Any, Generic, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue.core import durations, retry, unique as uniqueness
+from django_dbtaskqueue.core import durations, logger, retry, unique as uniqueness
 from django_dbtaskqueue.core.durations import Rate, clock
 from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.core.masking import masked
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,199}")
 QUEUE_NAME_RULE = (

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import logging
 import re
 import socket
 import ssl
@@ -35,7 +34,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import Peer
-from django_dbtaskqueue.core import exceptions, json as json_payload
+from django_dbtaskqueue.core import exceptions, json as json_payload, logger
 from django_dbtaskqueue.core.codecs import MAX_TYPE_NAME
 from django_dbtaskqueue.core.columns import InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import TRACEPARENT, restored
@@ -139,8 +138,6 @@ def _may_open(address: Address, *, allow_private: bool) -> bool:
 # -- bridge ------------------------------------------------------------------------------------------------------------
 
 __all__ = ["receive", "send_to"]
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 FORMAT_VERSION = 1
 FINAL_REFUSALS = (403, 409, 422)  # statuses; with a signature

@@ -20,7 +20,6 @@ from __future__ import annotations
 import atexit
 import fcntl
 import hashlib
-import logging
 import os
 import pwd
 import random
@@ -36,6 +35,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 
 if TYPE_CHECKING:
@@ -176,8 +176,6 @@ def free_port() -> int:
 # -- embedded ----------------------------------------------------------------------------------------------------------
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "PostgresNotFound", "find_binaries"]
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 StopMode = Literal["fast", "immediate"]
 SERVER_SETTINGS = {"max_connections": "200", "shared_buffers": "256MB", "timezone": "UTC", "log_timezone": "UTC"}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 
 __version__ = "0.1.0"
+
+logger = logging.getLogger("django_dbtaskqueue")  # of the whole package
 
 
 def lazy_names(

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core import json as json_payload, logger
 from django_dbtaskqueue.core.masking import masked_text
 
 TRACEBACK_BYTES = 16_000
@@ -145,4 +145,4 @@ def _frame(error: BaseException | str) -> str:
     return found
 
 
-logging.getLogger("django_dbtaskqueue").addFilter(mask_record)
+logger.addFilter(mask_record)

@@ -7,7 +7,6 @@ delay evenly over 70 % to 130 % of it, after any maximum was applied; ``jitter=0
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import re
@@ -17,11 +16,10 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Protocol
 
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.core.outcomes import Fail
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 Policy = Callable[[int, BaseException | None], timedelta | None]
 

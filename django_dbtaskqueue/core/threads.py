@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -10,7 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-logger = logging.getLogger("django_dbtaskqueue")
+from django_dbtaskqueue.core import logger
+
 forks = 0  # of which this process is the copy
 
 

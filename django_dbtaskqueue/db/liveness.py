@@ -8,7 +8,6 @@ answered in time. The statement then fails like one of a server that is away.
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 import select
 import socket
@@ -23,9 +22,8 @@ from weakref import WeakSet
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import DataError, Error, IntegrityError, InterfaceError, OperationalError
 
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import format_seconds
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 ANSWER_TIMEOUT_S = 10.0  # for one statement of a poller; its statements take milliseconds
 MIN_ANSWER_TIMEOUT_S = 1.0  # however short a lease is

@@ -6,7 +6,6 @@ roll-up makes one row of them, first for each minute, in the end for each hour o
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from django.db import OperationalError, connections, transaction
 from django.db.models.functions import Now
 
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.models import FailureGroup, MinuteCount
@@ -23,8 +23,6 @@ from django_dbtaskqueue.models.control import CALL, DELETION, FAILURE, OUTCOME
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.db.session import Session
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 SPANS_PER_ROLL_UP = 50  # spans of time that one roll-up takes on in each level
 METRICS_MAX_AGE = timedelta(days=90)  # of outcomes and failures; calls and deletions are kept for ever

@@ -13,7 +13,6 @@ second connection.
 from __future__ import annotations
 
 import atexit
-import logging
 import selectors
 import socket
 import threading
@@ -27,13 +26,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.durations import clock, jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread, after_fork
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.session import LIBPQ_IDLE, Session, should_prepare
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 CHANNEL = "dbtaskqueue"
 LEASES_LOST = "lost "  # before the queue's name: leases of it were ended. No name has a blank, so old pollers ignore it

@@ -6,7 +6,6 @@ An action never runs inside: it reads and locks where it writes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from math import inf
@@ -17,11 +16,11 @@ from django.utils.connection import ConnectionDoesNotExist
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.models import Task
 
-logger = logging.getLogger("django_dbtaskqueue")
 T = TypeVar("T")
 
 STANDBY_RETRY_S = 10.0  # a standby that failed is left alone this long

@@ -7,7 +7,6 @@ one queue; one statement takes from several queues. Both begin to read where the
 from __future__ import annotations
 
 import json
-import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import POSITION, Lease, Port
@@ -217,7 +217,6 @@ def _share_out(scans: Sequence[Scan], rows: list[Row], begun: float, *, reached:
 
 # -- checkout ----------------------------------------------------------------------------------------------------------
 
-logger = logging.getLogger("django_dbtaskqueue")
 CANDIDATE_POOL_SIZE = 48  # tasks from which an optimistic checkout that lost a race picks at random
 
 

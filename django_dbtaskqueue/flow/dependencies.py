@@ -11,7 +11,6 @@ one statement takes the parking reason away, which can happen only once.
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -25,6 +24,7 @@ from django.db import OperationalError
 from django.db.models import Count
 
 from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.columns import InsertOptions
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
@@ -38,8 +38,6 @@ from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_
 from django_dbtaskqueue.flow.placement import refused
 from django_dbtaskqueue.models import AbstractTask, Dependency, TaskHistory, TemporaryTask
 from django_dbtaskqueue.models.tasks import ON_PARENT_FAILURE
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 ENDED_PER_TRANSACTION = 1000  # tasks whose ends are told in one transaction
 FAILED_END_S = 5.0, 300.0  # before an end that could not be told is told again

@@ -8,7 +8,6 @@ variable.
 
 from __future__ import annotations
 
-import logging
 from asyncio import iscoroutinefunction
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,10 +19,9 @@ from typing import Any, NamedTuple, NoReturn
 from django.core.exceptions import ImproperlyConfigured, MiddlewareNotUsed
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.exceptions import LeaseLost, MiddlewareError, TaskCancelled, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 Call = Callable[..., Any]  # a processor, or what a factory returns
 Factory = Callable[[Call], Call]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 from django.dispatch import Signal
 
 from django_dbtaskqueue import signals
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.context import trace_id
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.failure_signature import masked_line
 from django_dbtaskqueue.core.lease import Declared, Lease
 from django_dbtaskqueue.core.outcomes import Lost, Outcome, Settlement, said
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 ENDINGS = (signals.task_executed, signals.task_crashed, signals.task_finished)  # of each task
 ENDING_TEXTS = {

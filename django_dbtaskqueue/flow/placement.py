@@ -9,7 +9,6 @@ table of the project's own may have columns of its own, which an enqueue sets.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.columns import BY_NAME, OWN_COLUMNS
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, QueueFull, near_match
@@ -39,7 +39,6 @@ from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule, parse as pars
 from django_dbtaskqueue.db.session import Session, aliases_of, model_of
 from django_dbtaskqueue.models import AbstractTask, Queue
 
-logger = logging.getLogger("django_dbtaskqueue")
 T = TypeVar("T")
 CAPACITY_POLL_INTERVAL_S = 0.05
 UNIQUE_OVER_HISTORY = "history"  # the setting ``unique_over`` of a queue whose references stay taken

@@ -11,7 +11,6 @@ Nothing is written here, except in atomic mode: there the outcome and the proces
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
@@ -23,14 +22,13 @@ from typing import Any
 from django.db import transaction
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import codecs, context, exceptions, json as json_payload, outcomes, retry, threads
+from django_dbtaskqueue.core import codecs, context, exceptions, json as json_payload, logger, outcomes, retry, threads
 from django_dbtaskqueue.core.lease import Lease, current_lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Park, Poison, Settlement, Suspend, as_outcome
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER, UNREADABLE
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow.middleware import Call, Middleware, surrounded
 
-logger = logging.getLogger("django_dbtaskqueue")
 DONE = outcomes.Complete()  # what nearly every processor means
 NO_CONTEXT = nullcontext()
 MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean

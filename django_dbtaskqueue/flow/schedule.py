@@ -7,7 +7,6 @@ made of name and tick, so that the unique key refuses a second one.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Collection, Container, Mapping
 from contextlib import suppress
@@ -22,7 +21,7 @@ from django.utils.timezone import make_aware
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.cron import check_timing, ticks
-from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core import codecs, logger
 from django_dbtaskqueue.core.columns import TaskOptions
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
@@ -32,8 +31,6 @@ from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.enqueue import checked_text, enqueue, row_of
 from django_dbtaskqueue.models import AbstractTask, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES, PERSON
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 MISSED_AFTER = timedelta(seconds=60)  # a tick that is later than this is missed: the schedule's policy decides
 DATABASE_CLOCK = {"clock": Now()}

@@ -7,7 +7,6 @@ a newer lease, or an operator has revoked this one.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any, Never
 
 from django.db.utils import OperationalError
 
-from django_dbtaskqueue.core import json as json_payload, outcomes
+from django_dbtaskqueue.core import json as json_payload, logger, outcomes
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import ProcessDied, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import describe
@@ -26,8 +25,6 @@ from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.db.liveness import is_about_data, sqlstate
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import dependencies, groups, usage
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 Statement = tuple[str, dict[str, Any]]
 Decided = tuple[Lease, Settlement]

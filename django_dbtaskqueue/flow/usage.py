@@ -8,7 +8,6 @@ what it counted since its last batch, at most ``FLUSH_INTERVAL_S`` seconds.
 from __future__ import annotations
 
 import atexit
-import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_dbtaskqueue import signals
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
@@ -31,8 +31,6 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import MinuteCount
 from django_dbtaskqueue.models.control import CALL
 from django_dbtaskqueue.models.readable import Total
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 FLUSH_INTERVAL_S = 5.0  # between two batches
 FLUSH_AT_EXIT_S = 2.0  # that a process waits at its end for its last batch

@@ -8,7 +8,6 @@ continues where the last chunk ended. Tasks enqueued after the start are not cha
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from django.db.models import F, Max, Min, QuerySet
 from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext as _
 
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked_text
@@ -35,8 +35,6 @@ from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, PUT_BACK, TaskVerb, VerbOptions, bulk_verb
 
 __all__ = ["cancel", "preview", "start", "turn"]
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 TASKS_PER_CHUNK = 500  # and so per transaction
 MAX_IDS_PER_WINDOW = 1_000_000  # that one statement reads

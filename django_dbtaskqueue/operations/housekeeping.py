@@ -6,7 +6,6 @@ each batch skips rows that another process has locked.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -17,6 +16,7 @@ from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON
@@ -31,8 +31,6 @@ from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.models import TaskHistory
 from django_dbtaskqueue.operations.bounded_reads import queue_names
 from django_dbtaskqueue.operations.lookup import Location, aliases_in, locations
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 HISTORY_TABLE = TaskHistory._meta.db_table
 MAX_STEP_WINDOWS = 40  # of 1,000 rows, of steps and signals, in one turn

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from operator import attrgetter
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
@@ -30,8 +30,6 @@ from django_dbtaskqueue.poller.free_slots import (
 )
 from django_dbtaskqueue.poller.held_leases import Counts, Settler
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 MAX_QUEUES_PER_STATEMENT = 50
 MANY_OTHERS = 2  # pollers of a queue, with which the database is busy without a second checkout of this one

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release
@@ -24,8 +24,6 @@ from django_dbtaskqueue.poller.queue_state import Options, Placement, QueueState
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.held_leases import Counts, Settler
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 BUFFER_SECONDS = 0.1  # work that may wait in memory, in seconds of run time: few leases age there
 MAX_BUFFERED_CALLS = 1000  # calls of one processor with a concurrency limit

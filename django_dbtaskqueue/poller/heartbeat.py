@@ -6,7 +6,6 @@ Django connections of its own; a database that is away never ends it.
 
 from __future__ import annotations
 
-import logging
 import random
 import socket
 import threading
@@ -25,7 +24,7 @@ from django.db.utils import Error
 from django_dbtaskqueue import models, registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import changed_settings
-from django_dbtaskqueue.core import __version__
+from django_dbtaskqueue.core import __version__, logger
 from django_dbtaskqueue.core.durations import Pauses, clock, jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
@@ -42,7 +41,6 @@ from django_dbtaskqueue.poller.executors.thread import tidy
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import QueueState, reports_of_others, unpark
 
-logger = logging.getLogger("django_dbtaskqueue")
 T = TypeVar("T")
 
 TIMEOUT_CHECK_SECONDS = 0.25

@@ -16,6 +16,7 @@ from operator import itemgetter
 from django.db.utils import Error
 
 from django_dbtaskqueue import registry, signals
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Release
@@ -27,8 +28,6 @@ from django_dbtaskqueue.flow.settle import Decided, resolve
 from django_dbtaskqueue.metrics import Collector, Ended
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 FULL_BATCH_OUTCOMES = 500  # that are worth a commit at once
 MAX_BATCH_OUTCOMES = 1000  # in one commit

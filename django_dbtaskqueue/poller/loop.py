@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import threading
@@ -18,6 +17,7 @@ from django.db import connections
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.durations import clock, jittered, next_pause
 from django_dbtaskqueue.core.lease import Lease
@@ -33,8 +33,6 @@ from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.free_slots import Executors
 from django_dbtaskqueue.poller.held_leases import FULL_BATCH_OUTCOMES, Counts, Renewer, Settler
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 FETCH_THREADS = 2  # while the database works on the batch of one, the other handles its own
 BUSY_POLL_SECONDS = 0.05  # between two polls while tasks run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import threading
@@ -14,6 +13,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import known_overrides, queue_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.json import read
 from django_dbtaskqueue.core.lease import Lease
@@ -29,8 +29,6 @@ from django_dbtaskqueue.models import AbstractTask, Poller
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, payload_types_in
 from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.poller.executors import Executor
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 MIN_LIKELY_READY_TASKS = 20  # that a full fetch suggests are left
 FOREIGN_TYPES_SECONDS = 10.0  # between two looks whether other pollers still have a processor for what we leave out

@@ -8,7 +8,6 @@ no threads of its parent, so it starts a poller of its own with its first reques
 from __future__ import annotations
 
 import atexit
-import logging
 import socket
 import threading
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from django.db import connections
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread, after_fork
 from django_dbtaskqueue.db.session import migrated
@@ -30,8 +30,6 @@ from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.process.lifetime import DRAIN, RUN, ShutdownRequest, run
 from django_dbtaskqueue.poller.queue_state import Options
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 EXIT_TIMEOUT = timedelta(seconds=10)  # that running tasks get when the web process ends; servers kill after 30 s or so
 EXIT_MARGIN_S = 5.0  # for the last outcomes and the last heartbeat

@@ -7,7 +7,6 @@ a partition, or never answers, each task is still completed once, under its leas
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import pickle
@@ -28,6 +27,7 @@ from pyspark import SparkContext, cloudpickle
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.contrib.spark import ANSWER_DDL, JOB_SCHEMA, Place, on_worker
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
@@ -45,8 +45,6 @@ from django_dbtaskqueue.poller.executors.thread import check, tidied, tidy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 CONCURRENT_SPARK_JOBS = 2
 SPARK_JOB_TARGET_S = 2.0  # Spark's own cost of a job is a tenth of that

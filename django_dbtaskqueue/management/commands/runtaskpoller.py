@@ -17,6 +17,7 @@ from django.utils.autoreload import get_child_arguments
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.management import AddArgument, duration, exit_codes, positive, wrong_usage
 from django_dbtaskqueue.poller.executors.pool import named_executor
@@ -27,8 +28,6 @@ from django_dbtaskqueue.poller.process import lifetime, logs, probe_port, superv
 from django_dbtaskqueue.poller.process.lifetime import RUN, PollerSnapshot, ShutdownRequest, StatusLine, run
 from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, ServiceManager, SupervisorProbes
 from django_dbtaskqueue.poller.queue_state import Options
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 LEFT_RUNNING_CODE = 1  # exit code
 # A thread may keep the interpreter for this time. With Python's default of 5 ms a busy processor adds 5 ms to each

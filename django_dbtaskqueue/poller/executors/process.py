@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import multiprocessing
 import os
 import signal
@@ -30,6 +29,7 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.exceptions import ProcessDied
 from django_dbtaskqueue.core.lease import Lease
@@ -310,8 +310,6 @@ def exit_text(code: int | None) -> str:
 
 
 # -- process -----------------------------------------------------------------------------------------------------------
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 STOP_GRACE_SECONDS = 0.2  # between task.cancelled and the end of the process, for a task that checks it
 LOAD_SECONDS = 60.0  # until a child has loaded the project

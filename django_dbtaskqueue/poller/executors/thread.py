@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 import traceback
@@ -19,6 +18,7 @@ from django.db.backends.signals import connection_created
 from django.db.utils import InterfaceError, OperationalError
 from django.dispatch import receiver
 
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
@@ -27,8 +27,6 @@ from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import run, run_all, run_all_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run, stopped
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 # -- connections of such a thread: none harms the next task, and a dead one harms no task ------------------------------
 

@@ -7,7 +7,6 @@ timeout the poller waits for nothing.
 
 from __future__ import annotations
 
-import logging
 import shutil
 import signal
 import threading
@@ -25,7 +24,7 @@ from django.db.utils import OperationalError
 
 from django_dbtaskqueue.conf.queue import changed_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core import __version__
+from django_dbtaskqueue.core import __version__, logger
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS
 from django_dbtaskqueue.db import liveness, notify
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.poller.heartbeat import Heartbeat
     from django_dbtaskqueue.poller.loop import Poller
     from django_dbtaskqueue.poller.queue_state import QueueState
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 RUN, RETIRE, DRAIN, CANCEL = range(4)  # to retire is to drain without a deadline: another process takes over
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from django_dbtaskqueue.core import logger
+
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
@@ -83,7 +85,7 @@ FORMATTERS = {"text": TextFormatter, "json": JsonFormatter, "logfmt": LogfmtForm
 
 def needed() -> bool:
     """Return whether the project's ``LOGGING`` has no handler for our loggers."""
-    return not logging.getLogger("django_dbtaskqueue").hasHandlers()
+    return not logger.hasHandlers()
 
 
 @contextmanager
@@ -95,16 +97,16 @@ def configured(kind: str, verbosity: int, stream: SupportsWrite[str] | None = No
     if not needed():
         yield
         return
-    root, ours = logging.getLogger(), logging.getLogger("django_dbtaskqueue")
+    root = logging.getLogger()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(FORMATTERS[kind]())
-    before = root.level, ours.level
+    before = root.level, logger.level
     root.addHandler(handler)
     root.setLevel(logging.INFO if verbosity > 1 else logging.WARNING)
-    ours.setLevel(LEVEL_BY_VERBOSITY[min(verbosity, len(LEVEL_BY_VERBOSITY) - 1)])
+    logger.setLevel(LEVEL_BY_VERBOSITY[min(verbosity, len(LEVEL_BY_VERBOSITY) - 1)])
     try:
         yield
     finally:
         root.removeHandler(handler)
         root.setLevel(before[0])
-        ours.setLevel(before[1])
+        logger.setLevel(before[1])

@@ -7,7 +7,6 @@ that, because a new process would not help. ``/metrics`` needs the extra ``prome
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -22,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import __version__
+from django_dbtaskqueue.core import __version__, logger
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.db.liveness import MAX_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.flow.usage import CountKey
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.poller.heartbeat import Heartbeat
     from django_dbtaskqueue.poller.loop import Poller
     from django_dbtaskqueue.poller.process.supervisor import Supervisor
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 LOOPBACK = "127.0.0.1"
 REQUEST_TIMEOUT_S = 5.0  # for a caller that sends or reads nothing

@@ -8,7 +8,6 @@ writes the requested shutdown level, one digit each. The end of the stream means
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from typing import IO
 
 from django.utils import autoreload
 
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock, format_seconds, next_pause
 from django_dbtaskqueue.poller.executors.process import Wear, exit_text, kill_group
 from django_dbtaskqueue.poller.process.lifetime import (
@@ -34,8 +34,6 @@ from django_dbtaskqueue.poller.process.lifetime import (
     PollerSnapshot,
     ShutdownRequest,
 )
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 CHILD_BOOT_TIMEOUT_S = 60.0  # until the first sign of life of a child that loads a large project
 MAX_SILENT_HEARTBEATS = 3  # after this many heartbeats without a sign of life a child is killed
