@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
-from django_dbtaskqueue.core.durations import format_duration, format_seconds
+from django_dbtaskqueue.core.durations import format_age, format_duration, format_seconds
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.operations.queue_stats import Quantiles, QueueStats
@@ -153,15 +153,10 @@ def quantiles_text(found: Quantiles) -> str:
     return f"{format_seconds(found.p50)} / {format_seconds(found.p95)}"
 
 
-def age_text(value: timedelta | None) -> str:
-    """Return a duration for people, or a dash."""
-    return EMPTY_VALUE if value is None else format_duration(max(value, timedelta(0)), rough=True)
-
-
 def drain_text(row: QueueStats) -> str:
     """Return how long until nothing waits at this rate."""
     if row.drain is not None:
-        return age_text(row.drain)
+        return format_age(row.drain)
     return _("never, at this rate") if row.oldest is not None and not row.paused else EMPTY_VALUE
 
 

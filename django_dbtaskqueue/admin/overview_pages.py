@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, show, viewer
 from django_dbtaskqueue.admin.list_pages import COUNT_TIMEOUT, PageTable, table_of
-from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.core.durations import format_age, format_seconds
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.metrics import CLASSES_PER_DECADE, upper
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
@@ -145,7 +145,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         rate_in, rate_out = (sum(getattr(row, name) for row in found.queues) for name in ("rate_in", "rate_out"))
         return [
             (_("waiting"), self.link(waiting, self.url(Task, "changelist", q=text_of(status=Status.CREATED)))),
-            (_("oldest waiting"), cells.age_text(found.oldest)),
+            (_("oldest waiting"), format_age(found.oldest)),
             (_("in / out per min"), cells.in_and_out(rate_in, rate_out, rates)),
             (_("attempts failed in the last hour"), failed),
             (_("pollers alive"), self.link(found.pollers, self.url(Poller, "changelist"))),

@@ -24,7 +24,7 @@ from django_dbtaskqueue.admin.overview_pages import chart_context
 from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, ask, bound_form, confirmed, verb_of
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
-from django_dbtaskqueue.core.durations import format_duration, parse_duration
+from django_dbtaskqueue.core.durations import format_age, format_duration, parse_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import alias_for, model_for
@@ -176,7 +176,7 @@ class QueueAdmin(NamedListAdmin):
     )
     run = _stats_column(gettext_lazy("run p50 / p95"), lambda row: cells.quantiles_text(row.run))
     wait = _stats_column(gettext_lazy("wait p50 / p95"), lambda row: cells.quantiles_text(row.wait))
-    oldest = _stats_column(gettext_lazy("oldest waiting"), lambda row: cells.age_text(row.oldest))
+    oldest = _stats_column(gettext_lazy("oldest waiting"), lambda row: format_age(row.oldest))
     drain = _stats_column(gettext_lazy("time to drain"), cells.drain_text)
 
     changed_settings = cells.column(gettext_lazy("changed while running"), lambda queue: changes_of(queue))

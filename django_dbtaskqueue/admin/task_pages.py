@@ -28,7 +28,7 @@ from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, SORT_KEY
 from django_dbtaskqueue.admin.page_actions import TaskPageAdmin, act_on_tasks, enqueue_copy
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
-from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.durations import format_age, format_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.placement import known_queues, own_fields
@@ -316,8 +316,8 @@ class TaskAdmin(TaskPageAdmin):
         return _within(_("finished %(time)s"), cells.ago(task.finish_time or task.last_update_time, task.clock))
 
     says = cells.column(gettext_lazy("progress or error"), cells.line_of)
-    waited = cells.column(gettext_lazy("waited"), lambda task: cells.age_text(_waited(task)))
-    took = cells.column(gettext_lazy("took"), lambda task: cells.age_text(_took(task)))
+    waited = cells.column(gettext_lazy("waited"), lambda task: format_age(_waited(task)))
+    took = cells.column(gettext_lazy("took"), lambda task: format_age(_took(task)))
 
     # -- the page of one task ----------------------------------------------------------------------------------------
 
@@ -449,7 +449,7 @@ def timeline(task: Any, *, traces: bool) -> list[Event]:
     ]
     events = [_event(time, what, note) for time, what, note in known if time is not None]
     if task.finish_time and task.start_time and not failed:
-        took = _("after %(time)s") % {"time": cells.age_text(_took(task))}
+        took = _("after %(time)s") % {"time": format_age(_took(task))}
         events = [{**one, "took": took} if one["time"] == task.finish_time else one for one in events]
     return events + [_failure(row, traces=traces) for row in failed]
 

@@ -102,6 +102,11 @@ def format_duration(value: timedelta, *, rough: bool = False) -> str:
     return f"{'-' * (value < ZERO)}{''.join(parts)}" if parts else "0s"
 
 
+def format_age(age: timedelta | None) -> str:
+    """Return how long something has lasted as a rough duration for people; a dash if that is not known."""
+    return UNKNOWN if age is None else format_duration(max(age, ZERO), rough=True)
+
+
 def format_seconds(seconds: float) -> str:
     """Return a number of seconds as a rough duration for people."""
     return format_duration(timedelta(seconds=seconds), rough=True)

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.columns import LISTED, LONG
-from django_dbtaskqueue.core.durations import clock, format_duration, format_seconds, task_number
+from django_dbtaskqueue.core.durations import clock, format_age, format_seconds, task_number
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
@@ -66,16 +66,12 @@ def status(output: Output, options: Options) -> int:
         measured = (row.run.p50, row.run.p95, row.wait.p50, row.wait.p95)
         times = [None if one is None else format_seconds(one) for one in measured]
         counts = [str(one).replace("\u202f", " ") for one in (*row.statuses.values(), row.total)]
-        table.append((row.queue, state, _age(row.oldest), *flow, *times, _age(row.drain), *counts))
+        table.append((row.queue, state, format_age(row.oldest), *flow, *times, format_age(row.drain), *counts))
     output.table(found, head, table, right=head[2:])
     for row in rows:
         if row.limits:
             output.write(f"{row.queue}: {limits_text(row.limits)}")
     return 0
-
-
-def _age(value: timedelta | None) -> str | None:
-    return None if value is None else format_duration(value, rough=True)
 
 
 def list_tasks(output: Output, options: Options) -> int:

@@ -20,7 +20,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _, ngettext
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.durations import format_age
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import Session, alias_for
@@ -304,11 +304,11 @@ def _health(found: QueuesOverview) -> Health:
     paused = [row for row in found.queues if row.pause]
     dead = [row for row in found.queues if row.stale_for is not None and row.stale_for > LATE_AFTER]
     named = [
-        (_("Late: %(queues)s."), [f"{row.queue} ({_rough(row.oldest)})" for row in late]),
+        (_("Late: %(queues)s."), [f"{row.queue} ({format_age(row.oldest)})" for row in late]),
         (_("Nothing serves %(queues)s."), unserved),
         (
             _("Leases ran out and no poller has taken the tasks over: %(queues)s."),
-            [f"{row.queue} ({row.stale}, {_rough(row.stale_for)})" for row in dead],
+            [f"{row.queue} ({row.stale}, {format_age(row.stale_for)})" for row in dead],
         ),
         (_("Paused: %(queues)s."), [_paused_words(row) for row in paused]),
     ]
@@ -317,7 +317,7 @@ def _health(found: QueuesOverview) -> Health:
     parts = [_("All queues are on time")]
     if late:
         words = ngettext("%(count)s queue late, oldest %(age)s", "%(count)s queues late, oldest %(age)s", len(late))
-        parts = [words % {"count": len(late), "age": _rough(late[0].oldest)}]
+        parts = [words % {"count": len(late), "age": format_age(late[0].oldest)}]
     failures = _failures(found)
     parts += failures
     if paused:
@@ -343,10 +343,6 @@ def _failures(found: QueuesOverview) -> list[str]:
 def _paused_words(row: QueueStats) -> str:
     """Return "invoices (by ada: provider is down, until 14:00)", as far as it is known."""
     return f"{row.queue} ({row.pause.note})" if row.pause and row.pause.note else row.queue
-
-
-def _rough(age: timedelta | None) -> str:
-    return format_duration(age or timedelta(0), rough=True)
 
 
 def names_of(names: Sequence[str]) -> str:
