@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import ClassVar, NamedTuple
 
 from django_dbtaskqueue.core.durations import MAX_DELAY
-
-SIGNAL = "signal"  # the parking reason of a task that waits for a signal without a timeout
+from django_dbtaskqueue.core.states import SIGNAL
 
 
 class Facts(NamedTuple):

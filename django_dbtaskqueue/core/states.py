@@ -23,6 +23,7 @@ class Status(StrEnum):
 
 CREATED, PROCESSING, COMPLETED, ERROR, POISON = Status
 TERMINAL = (COMPLETED, ERROR, POISON)  #: statuses that only an operator changes
+SIGNAL = "signal"  # the parking reason of a task that waits for a signal without a timeout
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext as _, gettext_lazy, ngettext, ngettext_lazy
 
 from django_dbtaskqueue.core.durations import format_duration
-from django_dbtaskqueue.core.outcomes import SIGNAL
-from django_dbtaskqueue.core.states import TERMINAL, Status
+from django_dbtaskqueue.core.states import SIGNAL, TERMINAL, Status
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
 from django_dbtaskqueue.flow.dependencies import GONE_TASK, TaskKey, rows_of

@@ -14,8 +14,7 @@ from string import Formatter
 from types import SimpleNamespace
 from typing import Concatenate, ParamSpec, TypeVar
 
-from django_dbtaskqueue.core.outcomes import SIGNAL
-from django_dbtaskqueue.core.states import sql_sources
+from django_dbtaskqueue.core.states import SIGNAL, sql_sources
 
 G = TypeVar("G", bound="Group")
 P = ParamSpec("P")

@@ -9,9 +9,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
-from django_dbtaskqueue.core.outcomes import SIGNAL
 from django_dbtaskqueue.core.sql.dialects import GROUP, HEAD, MOVING, PARENTS, Group, part, renamed, template
-from django_dbtaskqueue.core.states import sql_sources
+from django_dbtaskqueue.core.states import SIGNAL, sql_sources
 
 ENQUEUED_TYPES = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
 RETURNED = (

@@ -26,8 +26,7 @@ from django.utils.translation import gettext_lazy as _
 from django_dbtaskqueue.core.columns import INTEGER_TYPES, searched
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import SearchError
-from django_dbtaskqueue.core.outcomes import SIGNAL
-from django_dbtaskqueue.core.states import TERMINAL, Status
+from django_dbtaskqueue.core.states import SIGNAL, TERMINAL, Status
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import AbstractTask, Step
 from django_dbtaskqueue.models.querysets import TaskQuerySet
