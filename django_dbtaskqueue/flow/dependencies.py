@@ -185,6 +185,14 @@ def let_go(session: Session, location: str, ids: Iterable[int]) -> list[tuple[st
     return [(location, queue, group) for _, queue, group in rows]
 
 
+def let_go_if_ended(session: Session, ids: Collection[int]) -> None:
+    """Let those of some tasks start whose parents ended while the tasks did not wait for them."""
+    if ids:
+        of = {"location": session.location, "ids": session.sql.dialect.array(sorted(ids))}
+        held = {row[0] for row in session.run(session.sql.lock_holds, of)}  # waits for who takes the last parent off
+        let_go(session, session.location, {*ids} - held)
+
+
 def cancel(session: Session, reasons: Mapping[int, str]) -> list[tuple[int, str, bool]]:
     """End tasks that still wait in POISON; return these, as (id, queue, whether something waits for it)."""
     rows = [{"child": child, "reason_text": text} for child, text in sorted(reasons.items())]

@@ -16,8 +16,8 @@ from django.db import transaction
 from django.db.models import Case, Expression, F, Q, When
 from django.db.models.functions import Coalesce, Least, Now
 
-from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING
-from django_dbtaskqueue.core.states import BY_VERB, CREATED, PROCESSING, TERMINAL, sources
+from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENTS
+from django_dbtaskqueue.core.states import BY_VERB, CREATED, PROCESSING, SIGNAL, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import dependencies, usage
@@ -61,6 +61,7 @@ READY_NOW = {
     "watched": Case(When(watched=False, then=True), default=F("watched")),  # the task ends once more
 }
 IS_RUNNING = Q(status=PROCESSING)
+WAITS = Q(parked_by__in=(PARENTS, SIGNAL))  # for what another queue does not change
 
 # The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
 CHANGES: dict[str, Columns] = {
@@ -86,7 +87,11 @@ CHANGES: dict[str, Columns] = {
 CHANGES_BY_VALUE: dict[str, Callable[[Mapping[str, Any]], Columns]] = {
     "snooze": lambda given: _due_in_place(Now() + given["delay"]),
     "change_priority": lambda given: {"priority": given["priority"], "ready_time": F("ready_time")},
-    "move": lambda given: {"queue": given["queue"], "parked_by": None, "ready_time": F("next_process_time")},
+    "move": lambda given: {
+        "queue": given["queue"],
+        "parked_by": Case(When(WAITS, then=F("parked_by")), default=None),
+        "ready_time": Case(When(WAITS, then=None), default=F("next_process_time")),
+    },
     "edit": lambda given: {"payload": given["payload"], **CHANGES["reprocess"]},
 }
 CHANGE_GROUPS = {*CHANGES_BY_VALUE, "delete", "signal", *(verb for verb in CHANGES if "ready_time" in CHANGES[verb])}
@@ -159,6 +164,7 @@ def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[A
         names = [*before[rows[0].pk], "last_update_time"]
         with _regrouped(tasks, groups_of([*pairs, *((row.queue, None) for row in rows)])):
             base_rows(tasks).bulk_update(rows, names, batch_size=ROWS_PER_PUT_BACK)
+            dependencies.let_go_if_ended(_session(tasks), [row.pk for row in rows if row.parked_by == PARENTS])
         _count(tasks, "put_back", [(row.pk, row.queue, row.group_key, row.status) for row in rows])
     return [row.pk for row in rows]
 

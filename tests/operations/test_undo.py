@@ -10,8 +10,11 @@ from django.core.exceptions import PermissionDenied
 from django.core.management import CommandError
 from django.test import Client
 
+from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import dependencies
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Task
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, VerbOptions
@@ -84,6 +87,22 @@ def test_a_group_comes_back_in_its_order(alias: str) -> None:
     assert rows(alias) != before
     put_back(operation, alias)
     assert [task.pk for task in Task.objects.using(alias).due()] == [first.pk]
+
+
+def test_a_wait_for_parents_goes_where_the_task_goes_and_ends_when_they_have_ended(alias: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": alias}, "letters": {"database": alias}}}
+    parent = enqueue(QUEUE, using=alias)
+    cancelled, moved, grouped = (enqueue(QUEUE, after=parent, group=group, using=alias) for group in (None, None, "g"))
+    cancels = [done("cancel", f"id:{task.pk}", alias) for task in (cancelled, grouped)]
+    done("move", f"id:{moved.pk}", alias)
+    put_back(cancels.pop(), alias)
+    assert [task.pk for task in Task.objects.using(alias).due()] == [parent.pk], "a move does not let it go"
+    (lease,) = checkout(QUEUE, poller_instance="p:1:x", using=alias)
+    lease.complete()
+    dependencies.sweep(Session.on(alias))
+    put_back(cancels.pop(), alias)
+    assert {task.pk for task in Task.objects.using(alias).due()} == {cancelled.pk, moved.pk, grouped.pk}
+    assert Task.objects.using(alias).get(pk=moved.pk).queue == "letters"
 
 
 def test_tasks_that_changed_since_stay_and_are_named() -> None:
