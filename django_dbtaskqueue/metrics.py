@@ -28,10 +28,9 @@ from django_dbtaskqueue.models import FailureGroup
 from django_dbtaskqueue.models.control import FAILURE, OUTCOME
 
 if TYPE_CHECKING:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client.core import Metric
     from prometheus_client.registry import Collector as Foreign
 
-    Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 Ended = tuple[Lease, Settlement | Lost | None, float]  # an attempt, what became of it if known, its run seconds
 
@@ -185,25 +184,26 @@ class MetricSpec(NamedTuple):
     labels: tuple[str, ...]
 
 
-def gauge(name: str, text: str, *labels: str) -> MetricSpec:
-    """Return a gauge."""
-    return MetricSpec(name, "gauge", text, labels)
-
-
-def total(name: str, text: str, *labels: str) -> MetricSpec:
-    """Return a counter; its name ends with ``_total``."""
-    return MetricSpec(name, "counter", text, labels)
+def metric(name: str, text: str, *labels: str, type: str = "") -> MetricSpec:
+    """Return a metric. Without a type it is a counter if its name ends with ``_total``, otherwise a gauge."""
+    return MetricSpec(name, type or ("counter" if name.endswith("_total") else "gauge"), text, labels)
 
 
 class Exposition:
     """The values of some metrics at one moment: a collector of ``prometheus_client``."""
 
     def __init__(self, definitions: Iterable[MetricSpec]) -> None:
-        self._families = {one.name: _family(one) for one in definitions}
+        client()
+        from prometheus_client import core
+
+        self._families: dict[str, Any] = {}
+        for one in definitions:
+            family = getattr(core, f"{one.type.title()}MetricFamily")
+            self._families[one.name] = family(one.name, f"{one.help}.", labels=one.labels)
 
     def add(self, name: str, value: float, *labels: str) -> None:
         """Add the value of a gauge or counter, with its labels in the order of the definition."""
-        self._families[name].add_metric(labels, value)  # type: ignore[call-arg,arg-type]
+        self._families[name].add_metric(labels, value)
 
     def add_histogram(self, name: str, classes: Mapping[int, int], seconds: float, *labels: str) -> None:
         """Add a histogram: how many durations fell into each class, and the sum of all durations."""
@@ -211,7 +211,7 @@ class Exposition:
         counts = (sum(classes.get(one, 0) for one in range(low, high)) for low, high in pairwise(steps))
         edges = [*(f"{upper(number):.3g}" for number in BUCKET_CLASSES), "+Inf"]
         buckets = [(edge, float(count)) for edge, count in zip(edges, accumulate(counts), strict=True)]
-        self._families[name].add_metric(labels, buckets, seconds)  # type: ignore[arg-type]
+        self._families[name].add_metric(labels, buckets, seconds)
 
     def collect(self) -> Iterator[Metric]:
         yield from self._families.values()
@@ -239,12 +239,3 @@ def client() -> ModuleType:
             'Metrics need the package prometheus-client: pip install "django-dbtaskqueue[prometheus]".'
         ) from None
     return prometheus_client
-
-
-def _family(definition: MetricSpec) -> Family:
-    client()
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-    families = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
-    labels: Sequence[str] = definition.labels
-    return families[definition.type](definition.name, f"{definition.help}.", labels=labels)  # type: ignore[no-any-return]

@@ -17,14 +17,14 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_dbtaskqueue.api.routing import error, identified, may_view, unknown_caller
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.metrics import Exposition, exposed, gauge, total
+from django_dbtaskqueue.metrics import Exposition, exposed, metric
 from django_dbtaskqueue.models import MinuteCount, Queue, Schedule
 from django_dbtaskqueue.models.control import CALL, OUTCOME
 from django_dbtaskqueue.models.readable import Total
-from django_dbtaskqueue.operations.bounded_reads import LimitUse, limits_by_queue, statement_timeout
-from django_dbtaskqueue.operations.lookup import locations_on
+from django_dbtaskqueue.operations.bounded_reads import statement_timeout
+from django_dbtaskqueue.operations.lookup import aliases_in, locations
 from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
-from django_dbtaskqueue.operations.queue_stats import QueuesOverview, overview
+from django_dbtaskqueue.operations.queue_stats import QueueStats, overview, with_limits
 from django_dbtaskqueue.operations.schedules import listed
 
 __all__ = ["metrics"]
@@ -35,25 +35,25 @@ DAY_S = 86_400
 TODAY = "since midnight UTC; starts again each day"
 HELD_BACK = "Due tasks that wait because the limit is reached; at most 1,000 of each priority are counted"
 DATABASE_METRICS = (
-    gauge("dbtaskqueue_tasks", "Tasks by status; large numbers are estimates", "queue", "status"),
-    gauge("dbtaskqueue_oldest_due_age_seconds", "How long the task that waits longest has been due", "queue"),
-    gauge("dbtaskqueue_expired_leases", "Tasks whose lease ran out and that no poller has taken over", "queue"),
-    gauge("dbtaskqueue_queue_paused", "1 while the queue is paused", "queue"),
-    gauge("dbtaskqueue_queue_pollers", "Pollers alive that serve the queue", "queue"),
-    gauge("dbtaskqueue_pollers", "Pollers alive"),
-    gauge("dbtaskqueue_limited_running_tasks", "Tasks that count under the queue's max_running", "queue", "database"),
-    gauge("dbtaskqueue_limit_max_running", "The queue's max_running", "queue", "database"),
-    gauge("dbtaskqueue_limit_rate_tokens", "Tasks that the queue's rate allows to start now", "queue", "database"),
-    gauge("dbtaskqueue_held_back_tasks", HELD_BACK, "queue", "database", "limit"),
-    total("dbtaskqueue_enqueued_tasks_total", f"Tasks enqueued {TODAY}", "queue"),
-    total("dbtaskqueue_attempts_total", f"Attempts that ended {TODAY}", "queue", "outcome"),
-    total("dbtaskqueue_run_seconds_total", f"Run time of attempts {TODAY}", "queue"),
-    total("dbtaskqueue_wait_seconds_total", f"Time from due to checkout of attempts {TODAY}", "queue"),
-    gauge("dbtaskqueue_recent_run_seconds", "Run time of attempts, last hour", "queue", "percentile"),
-    gauge("dbtaskqueue_recent_wait_seconds", "Time from due to checkout, last hour", "queue", "percentile"),
-    gauge("dbtaskqueue_schedule_next_timestamp_seconds", "The schedule's next tick", "schedule", "queue"),
-    gauge("dbtaskqueue_schedule_last_timestamp_seconds", "The schedule's last tick", "schedule", "queue"),
-    gauge("dbtaskqueue_schedule_paused", "1 while the schedule is paused", "schedule", "queue"),
+    metric("dbtaskqueue_tasks", "Tasks by status; large numbers are estimates", "queue", "status"),
+    metric("dbtaskqueue_oldest_due_age_seconds", "How long the task that waits longest has been due", "queue"),
+    metric("dbtaskqueue_expired_leases", "Tasks whose lease ran out and that no poller has taken over", "queue"),
+    metric("dbtaskqueue_queue_paused", "1 while the queue is paused", "queue"),
+    metric("dbtaskqueue_queue_pollers", "Pollers alive that serve the queue", "queue"),
+    metric("dbtaskqueue_pollers", "Pollers alive"),
+    metric("dbtaskqueue_limited_running_tasks", "Tasks that count under the queue's max_running", "queue", "database"),
+    metric("dbtaskqueue_limit_max_running", "The queue's max_running", "queue", "database"),
+    metric("dbtaskqueue_limit_rate_tokens", "Tasks that the queue's rate allows to start now", "queue", "database"),
+    metric("dbtaskqueue_held_back_tasks", HELD_BACK, "queue", "database", "limit"),
+    metric("dbtaskqueue_enqueued_tasks_total", f"Tasks enqueued {TODAY}", "queue"),
+    metric("dbtaskqueue_attempts_total", f"Attempts that ended {TODAY}", "queue", "outcome"),
+    metric("dbtaskqueue_run_seconds_total", f"Run time of attempts {TODAY}", "queue"),
+    metric("dbtaskqueue_wait_seconds_total", f"Time from due to checkout of attempts {TODAY}", "queue"),
+    metric("dbtaskqueue_recent_run_seconds", "Run time of attempts, last hour", "queue", "percentile"),
+    metric("dbtaskqueue_recent_wait_seconds", "Time from due to checkout, last hour", "queue", "percentile"),
+    metric("dbtaskqueue_schedule_next_timestamp_seconds", "The schedule's next tick", "schedule", "queue"),
+    metric("dbtaskqueue_schedule_last_timestamp_seconds", "The schedule's last tick", "schedule", "queue"),
+    metric("dbtaskqueue_schedule_paused", "1 while the schedule is paused", "schedule", "queue"),
 )
 
 
@@ -77,38 +77,34 @@ def metrics(request: HttpRequest, actor: Actor | None, parts: Mapping[str, objec
 def exposition(actor: Actor) -> Exposition:
     """Return the metrics of the queues that the actor may view."""
     found = Exposition(DATABASE_METRICS)
-    aliases = sorted({alias for alias, _ in locations_on(None)})
+    aliases = aliases_in(locations())
     with ExitStack() as limits:
         for alias in aliases:
             limits.enter_context(statement_timeout(alias))
         stats = overview(only=visible_queues(actor))
-        _add_queues(found, stats)
-        _add_limits(found, limits_by_queue(row.queue for row in stats.queues))
+        found.add("dbtaskqueue_pollers", stats.pollers)
+        for row in with_limits(stats.queues):
+            _add_queue(found, row)
         _add_counts(found, aliases, stats.as_of, actor)
         if actor.user is None or actor.user.has_perm(f"{Schedule._meta.app_label}.view_schedule"):
             _add_schedules(found, listed(actor))
     return found
 
 
-def _add_queues(found: Exposition, stats: QueuesOverview) -> None:
-    found.add("dbtaskqueue_pollers", stats.pollers)
-    for row in stats.queues:
-        for status, count in row.statuses.items():
-            found.add("dbtaskqueue_tasks", count.number, row.queue, status)
-        age = 0.0 if row.oldest is None else row.oldest.total_seconds()
-        found.add("dbtaskqueue_oldest_due_age_seconds", age, row.queue)
-        found.add("dbtaskqueue_expired_leases", row.stale, row.queue)
-        found.add("dbtaskqueue_queue_paused", row.paused, row.queue)
-        found.add("dbtaskqueue_queue_pollers", row.pollers, row.queue)
-        for kind, measured in (("run", row.run), ("wait", row.wait)):
-            for label, seconds in (("50", measured.p50), ("95", measured.p95)):
-                if seconds is not None:
-                    found.add(f"dbtaskqueue_recent_{kind}_seconds", seconds, row.queue, label)
-
-
-def _add_limits(found: Exposition, limits: Mapping[str, Iterable[LimitUse]]) -> None:
-    for queue, use in [(queue, use) for queue, uses in limits.items() for use in uses]:
-        place = (queue, use.database)
+def _add_queue(found: Exposition, row: QueueStats) -> None:
+    for status, count in row.statuses.items():
+        found.add("dbtaskqueue_tasks", count.number, row.queue, status)
+    age = 0.0 if row.oldest is None else row.oldest.total_seconds()
+    found.add("dbtaskqueue_oldest_due_age_seconds", age, row.queue)
+    found.add("dbtaskqueue_expired_leases", row.stale, row.queue)
+    found.add("dbtaskqueue_queue_paused", row.paused, row.queue)
+    found.add("dbtaskqueue_queue_pollers", row.pollers, row.queue)
+    for kind, measured in (("run", row.run), ("wait", row.wait)):
+        for label, seconds in (("50", measured.p50), ("95", measured.p95)):
+            if seconds is not None:
+                found.add(f"dbtaskqueue_recent_{kind}_seconds", seconds, row.queue, label)
+    for use in row.limits:
+        place = (row.queue, use.database)
         if use.max_running is not None:
             found.add("dbtaskqueue_limited_running_tasks", use.running, *place)
             found.add("dbtaskqueue_limit_max_running", use.max_running, *place)

@@ -28,24 +28,21 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.liveness import sqlstate
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.groups import Limiter
-from django_dbtaskqueue.models import Queue
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.operations.lookup import Location
 
 Rows = QuerySet[Any]  # of any model
 Found = TypeVar("Found")
+Counts = dict[str, dict[str, "ApproxCount"]]  # by queue and status
 MAX_COUNTED_ROWS = 10_000
 QUERY_CANCELED = "57014"  # SQLSTATE of a statement that ran out of time
 SQLITE_STEPS_PER_CHECK = 20_000  # of SQLite's virtual machine between two checks of the time
 # Statistics lag behind a queue: with them the planner would sometimes read all of a queue to count its first rows.
 # A parallel plan would give the estimate of one worker's share only.
 INDEX_SETTINGS = {
-    "enable_seqscan": "off",
-    "enable_bitmapscan": "off",
-    "enable_sort": "off",
-    "max_parallel_workers_per_gather": "0",
-}
+    "enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "max_parallel_workers_per_gather": "0",
+}  # fmt: skip
 
 
 # -- statement timeout and planner settings ----------------------------------------------------------------------------
@@ -317,16 +314,6 @@ def limits_of(queue: str) -> list[LimitUse]:
     return [use for alias in aliases_of(queue) if (use := limit_use((alias, model_for(queue)), queue))]
 
 
-def limits_by_queue(queues: Iterable[str]) -> dict[str, list[LimitUse]]:
-    """Return ``limits_of`` those of some queues that have limits. It reads nothing of the others."""
-    names = set(queues)
-    limited = {name for name in names if Limiter.of(name, conf.default_settings(name))}
-    for alias in {alias for name in names for alias in aliases_of(name)}:  # by their row's overrides
-        rows = Queue.objects.using(alias).filter(name__in=names).exclude(overrides={})
-        limited.update(rows.values_list("name", flat=True))
-    return {name: uses for name in sorted(limited) if (uses := limits_of(name))}
-
-
 def limits_text(uses: Sequence[LimitUse]) -> str:
     """Return limits in words; of a queue with shards for each of them."""
     return "; ".join(f"{use.database}: {use}" if len(uses) > 1 else str(use) for use in uses)
@@ -370,9 +357,7 @@ def _counted(counts: tuple[int, ...], bound: int) -> dict[str, ApproxCount]:
     return dict(zip(map(str, Status), numbers, strict=True))
 
 
-def _estimated(
-    session: Session, sql: StatsStatements, found: dict[str, dict[str, ApproxCount]]
-) -> dict[str, dict[str, ApproxCount]]:
+def _estimated(session: Session, sql: StatsStatements, found: Counts) -> Counts:
     """Put the planner's estimates in place of numbers that were not counted to the end; they are never smaller.
 
     PROCESSING stays "103+", unless many were counted: its share of a queue changes too fast for the statistics.

@@ -20,17 +20,18 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _, ngettext
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import format_age
+from django_dbtaskqueue.core.durations import format_age, parse_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.db.session import Session, alias_for
+from django_dbtaskqueue.db.session import Session, alias_for, aliases_of
+from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import upper
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Task
 from django_dbtaskqueue.models.control import CALL, FAILURE, IN_EFFECT, MISSED_HEARTBEATS, OUTCOME, queue_names_in
 from django_dbtaskqueue.models.readable import ReadableTime, Total
 from django_dbtaskqueue.operations import bounded_reads
-from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, LimitUse, QueueCounts
+from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, LimitUse, QueueCounts, limits_of
 from django_dbtaskqueue.operations.lookup import Location, aliases_in, locations_on, places_of
 
 LATE_AFTER = timedelta(minutes=1)  # a queue is late when its oldest task has been due for longer
@@ -184,9 +185,13 @@ def overview(using: str | None = None, *, only: Sequence[str] | None = None) -> 
 
 
 def with_limits(rows: Sequence[QueueStats]) -> list[QueueStats]:
-    """Return statistics with the use of each queue's limits."""
-    limits = bounded_reads.limits_by_queue(row.queue for row in rows)
-    return [replace(row, limits=limits.get(row.queue, ())) for row in rows]
+    """Return statistics with the use of each queue's limits. It reads nothing of the queues that have none."""
+    names = {row.queue for row in rows}
+    limited = {name for name in names if Limiter.of(name, conf.default_settings(name))}
+    for alias in {alias for name in names for alias in aliases_of(name)}:  # by their row's overrides
+        changed = Queue.objects.using(alias).filter(name__in=names).exclude(overrides={})
+        limited.update(changed.values_list("name", flat=True))
+    return [replace(row, limits=limits_of(row.queue)) if row.queue in limited else row for row in rows]
 
 
 def stats_of_queue(name: str) -> QueueStats:
@@ -199,8 +204,7 @@ def _read(
     places: Sequence[Location], known: Iterable[str], only: Sequence[str] | None = None
 ) -> tuple[_Context, list[QueueStats]]:
     """Read the known queues and those that have tasks, or with ``only`` these; return them by name."""
-    aliases = aliases_in(places)
-    context = _Context(aliases)
+    context = _Context(aliases_in(places))
     cells = {name: QueueCounts() for name in (only if only is not None else {*known, *context.served})}
     ages: dict[str, float] = {}
     for place in places if only != [] else ():
@@ -208,8 +212,6 @@ def _read(
             cells[name] = cells.get(name, QueueCounts()) + found
         for name, waits in bounded_reads.waits_by_priority(place, list(cells)).items():
             ages[name] = max(*waits.values(), ages.get(name, 0.0))
-    for alias in aliases:
-        context.read(alias, list(cells))
     names = sorted(cells) if only is None else only
     return context, [context.row(name, cells[name], ages.get(name)) for name in names]
 
@@ -224,18 +226,16 @@ class _Context:
         self.histograms: dict[str, defaultdict[str, Counter[int]]] = {kind: defaultdict(Counter) for kind in HISTOGRAMS}
         self.pauses: dict[str, Pause] = {}
         self.alive: dict[str, set[str]] = {}
+        self.as_of = Session.on(aliases[0] if aliases else "default").now()
         for alias in aliases:
-            self.alive |= alive(alias)
+            self._read(alias)
         self.served = Counter(chain.from_iterable(self.alive.values()))  # by how many pollers
-        session = Session.on(aliases[0] if aliases else "default")
-        self.as_of = session.now()
 
-    def read(self, alias: str, names: Sequence[str]) -> None:
-        """Add what one database says of these queues."""
+    def _read(self, alias: str) -> None:
         over = RATE_PERIOD.total_seconds()
-        counts = MinuteCount.objects.using(alias).filter(kind=CALL, name="put", minute__gte=Now() - RATE_PERIOD)
-        puts = counts.filter(queue__in=names).values_list("queue").annotate(Total("count")).order_by()
-        for name, number in puts:
+        self.alive |= alive(alias)
+        puts = MinuteCount.objects.using(alias).filter(kind=CALL, name="put", minute__gte=Now() - RATE_PERIOD)
+        for name, number in puts.values_list("queue").annotate(Total("count")).order_by():
             self.rates_in[name] += float(number) / over
         self.pauses |= pauses(Queue.objects.using(alias).all())
         session, sql = bounded_reads.reading((alias, Task))
@@ -301,7 +301,7 @@ def alive(alias: str) -> dict[str, set[str]]:
 def _health(found: QueuesOverview) -> Health:
     """Return how the queues are. The tasks of a paused queue wait on purpose: it is named as paused, not as late."""
     late, unserved = found.late, [row.queue for row in found.queues if row.unserved]
-    paused = [row for row in found.queues if row.pause]
+    paused = {row.queue: row.pause.note for row in found.queues if row.pause}
     dead = [row for row in found.queues if row.stale_for is not None and row.stale_for > LATE_AFTER]
     named = [
         (_("Late: %(queues)s."), [f"{row.queue} ({format_age(row.oldest)})" for row in late]),
@@ -310,7 +310,7 @@ def _health(found: QueuesOverview) -> Health:
             _("Leases ran out and no poller has taken the tasks over: %(queues)s."),
             [f"{row.queue} ({row.stale}, {format_age(row.stale_for)})" for row in dead],
         ),
-        (_("Paused: %(queues)s."), [_paused_words(row) for row in paused]),
+        (_("Paused: %(queues)s."), [f"{name} ({note})" if note else name for name, note in paused.items()]),
     ]
     notes = [words % {"queues": names_of(names)} for words, names in named if names]
     notes += [_("No poller is running.")] if not found.pollers and not unserved else []
@@ -324,25 +324,17 @@ def _health(found: QueuesOverview) -> Health:
         words = ngettext("%(count)s queue paused", "%(count)s queues paused", len(paused))
         parts.append(words % {"count": len(paused)})
     level = "late" if late else "warned" if notes or failures else "ok"
-    return Health(
-        level, "; ".join(parts) + ".", notes, [row.queue for row in late], unserved, [row.queue for row in paused]
-    )
+    return Health(level, "; ".join(parts) + ".", notes, [row.queue for row in late], unserved, [*paused])
 
 
 def _failures(found: QueuesOverview) -> list[str]:
     """Return how many tasks failed for good, and how many attempts in the last hour; only what is not 0."""
     named = [(str(status), found.statuses.get(status, NONE_COUNTED)) for status in (Status.ERROR, Status.POISON)]
     tasks = ", ".join(f"{number} {status}" for status, number in named if number)
-    words = ngettext(
-        "%(count)s attempt failed in the last hour", "%(count)s attempts failed in the last hour", found.failed
-    )
-    attempts = words % {"count": number_format(found.failed, force_grouping=True)} if found.failed else ""
+    count = found.failed
+    words = ngettext("%(count)s attempt failed in the last hour", "%(count)s attempts failed in the last hour", count)
+    attempts = words % {"count": number_format(count, force_grouping=True)} if count else ""
     return [part for part in (tasks, attempts) if part]
-
-
-def _paused_words(row: QueueStats) -> str:
-    """Return "invoices (by ada: provider is down, until 14:00)", as far as it is known."""
-    return f"{row.queue} ({row.pause.note})" if row.pause and row.pause.note else row.queue
 
 
 def names_of(names: Sequence[str]) -> str:
@@ -356,13 +348,7 @@ def names_of(names: Sequence[str]) -> str:
 
 # What happened over time, from the counts by the minute: rates, durations, and groups of failures.
 
-WINDOWS = {
-    "1h": timedelta(hours=1),
-    "3h": timedelta(hours=3),
-    "24h": timedelta(days=1),
-    "3d": timedelta(days=3),
-    "7d": timedelta(days=7),
-}
+WINDOWS = {name: parse_duration(name) for name in ("1h", "3h", "24h", "3d", "7d")}
 MAX_OPEN_TASKS_COUNTED = 1000  # of one group
 MAX_ENDED_TASKS = 1000  # of a queue and a terminal status, read for the figures of its payload types
 POINT_SECONDS = (60, 300, 600, 3600, 6 * 3600, 86_400)  # that one point of a series may last
@@ -393,9 +379,8 @@ def stats_of_groups(fingerprints: Sequence[str], alias: str) -> list[FailureStat
         asked = sql.open_failures.format(most=MAX_OPEN_TASKS_COUNTED + 1)
         with bounded_reads.prefer_indexes(session):
             waiting.update(dict(session.run(asked, {"prints": session.sql.dialect.array(fingerprints)})))
-    return [
-        FailureStats(failed[one], bounded_reads.approx(waiting[one], MAX_OPEN_TASKS_COUNTED)) for one in fingerprints
-    ]
+    counted = {one: bounded_reads.approx(waiting[one], MAX_OPEN_TASKS_COUNTED) for one in fingerprints}
+    return [FailureStats(failed[one], counted[one]) for one in fingerprints]
 
 
 def failure_shares(alias: str, queues: Sequence[str]) -> Iterator[tuple[str, float, float]]:

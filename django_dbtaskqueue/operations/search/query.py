@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial, reduce
 from operator import and_, or_
-from typing import Any
+from typing import Any, cast
 
 import django_filters
 from django import forms
@@ -179,7 +179,7 @@ def _bound(op: str, value: str) -> tuple[str, timedelta | datetime]:
     return op, moment
 
 
-def _limit(bound: timedelta | datetime, now: Any, session: Session) -> Any:
+def _limit(bound: timedelta | datetime, now: datetime | Now, session: Session) -> object:
     return now - bound if isinstance(bound, timedelta) else session.comparable_time(bound)
 
 
@@ -250,8 +250,8 @@ def _creation_times(search: Search, session: Session) -> tuple[datetime | None, 
         if term.negated or column not in ("create_time", "start_time", "finish_time"):
             continue
         now = session.now()
-        found: list[dict[str, datetime]] = [
-            {"low" if ">" in op else "high": _limit(bound, now, session) for op, bound in bounds_of(match)}
+        found = [
+            {"low" if ">" in op else "high": cast(datetime, _limit(at, now, session)) for op, at in bounds_of(match)}
             for match in term.matches
         ]
         if column == "create_time":  # a task also starts or ends long after it was created

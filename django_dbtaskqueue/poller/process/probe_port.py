@@ -25,7 +25,7 @@ from django_dbtaskqueue.core import __version__, logger
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.db.liveness import MAX_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.flow.usage import CountKey
-from django_dbtaskqueue.metrics import Exposition, MetricSpec, Sums, client, exposed, gauge, total
+from django_dbtaskqueue.metrics import Exposition, Sums, client, exposed, metric
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
 from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot, ended_threads
 
@@ -39,20 +39,20 @@ REQUEST_TIMEOUT_S = 5.0  # for a caller that sends or reads nothing
 STUCK_S = MAX_ANSWER_TIMEOUT_S + 15.0  # a slow database may keep a thread for nearly as long
 FETCHING_STATES = ("RUNNING", "PAUSED")  # a paused poller could fetch: an operator wants it to wait
 PROCESS_METRICS = (
-    gauge("dbtaskqueue_poller_info", "1 for the state that the process is in", "state", "version"),
-    gauge("dbtaskqueue_poller_slots", "Tasks that can run at the same time"),
-    gauge("dbtaskqueue_poller_running_tasks", "Calls of processors that run now"),
-    total("dbtaskqueue_poller_finished_total", "Attempts that ended"),
-    total("dbtaskqueue_poller_failed_total", "Attempts that failed"),
+    metric("dbtaskqueue_poller_info", "1 for the state that the process is in", "state", "version"),
+    metric("dbtaskqueue_poller_slots", "Tasks that can run at the same time"),
+    metric("dbtaskqueue_poller_running_tasks", "Calls of processors that run now"),
+    metric("dbtaskqueue_poller_finished_total", "Attempts that ended"),
+    metric("dbtaskqueue_poller_failed_total", "Attempts that failed"),
 )
 POLLER_METRICS = (
     *PROCESS_METRICS,
-    gauge("dbtaskqueue_poller_leases", "Leases without a stored outcome"),
-    gauge("dbtaskqueue_poller_last_poll_timestamp_seconds", "When a poll last worked"),
-    gauge("dbtaskqueue_poller_last_heartbeat_timestamp_seconds", "When the poller last reported"),
-    total("dbtaskqueue_poller_attempts_total", "Attempts by outcome", "queue", "outcome"),
-    MetricSpec("dbtaskqueue_poller_run_seconds", "histogram", "Run time of attempts", ("queue",)),
-    MetricSpec("dbtaskqueue_poller_wait_seconds", "histogram", "Time from due to checkout", ("queue",)),
+    metric("dbtaskqueue_poller_leases", "Leases without a stored outcome"),
+    metric("dbtaskqueue_poller_last_poll_timestamp_seconds", "When a poll last worked"),
+    metric("dbtaskqueue_poller_last_heartbeat_timestamp_seconds", "When the poller last reported"),
+    metric("dbtaskqueue_poller_attempts_total", "Attempts by outcome", "queue", "outcome"),
+    metric("dbtaskqueue_poller_run_seconds", "Run time of attempts", "queue", type="histogram"),
+    metric("dbtaskqueue_poller_wait_seconds", "Time from due to checkout", "queue", type="histogram"),
 )
 
 
