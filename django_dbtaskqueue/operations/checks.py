@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from django.apps import apps
@@ -15,6 +16,7 @@ from django.db import DatabaseError, ProgrammingError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 from django.db.utils import load_backend
+from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
@@ -29,6 +31,7 @@ SUPPORTED_VENDORS = ("postgresql", "sqlite")
 REFUSED_ENGINES = {"mysql": "MySQL and MariaDB", "oracle": "Oracle"}
 PERMISSION_DENIED_SQLSTATE = "42501"
 POOLED_BY_HELPERS = 3  # of a poller: its heartbeat, its maintenance, and Django's thread for async processors
+READ_COMMITTED = _("Use READ COMMITTED: with a stricter level a checkout fails when another one commits first.")
 STRICT_LEVELS = {3: "REPEATABLE READ", 4: "SERIALIZABLE"}  # isolation levels, as psycopg numbers them
 
 
@@ -40,11 +43,8 @@ def check_settings(**_: object) -> list[CheckMessage]:
     except ImproperlyConfigured as error:
         return [Error(str(error), id="dbtaskqueue.E001")]
     processors = [processor for queue in registry.queues() for processor in registry.processors(queue)]
-    found = [problem for processor in processors for problem in _problems(processor)]
-    middleware = _middleware(processors)
-    named = (*_engines(queues), *_places(queues), *_standbys())
-    doubts = (*_doubts(queues), *_bridge(queues))
-    return [*named, *found, *_listeners(), *middleware, *doubts, *_apps()]
+    found = chain(_engines(queues), _places(queues), *map(_problems, processors), _listeners(), _middleware(processors))
+    return [*found, *_doubts(queues), *_bridge(queues), *_apps()]
 
 
 @register(Tags.database)
@@ -104,15 +104,19 @@ def check_columns(connection: BaseDatabaseWrapper, task_tables: Iterable[type[Mo
 
 
 def _places(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
-    """E002: a queue has an unknown database. E003: or an unknown table."""
-    for name, queue in queues.items():
+    """E002: a queue has an unknown database, or E003: table. E013: DBTASKQUEUE["READ_ALIAS"] names such a database."""
+    named = [(f"Queue {name!r} is on", queue.database, "dbtaskqueue.E002") for name, queue in queues.items()]
+    read = sorted({name for pair in standby.configured().items() for name in pair})
+    named += [('DBTASKQUEUE["READ_ALIAS"] names', alias, "dbtaskqueue.E013") for alias in read]
+    for who, alias, number in named:
+        if alias not in django_settings.DATABASES:
+            words = f"{who} database {alias!r}, which is not in DATABASES."
+            yield Error(words, hint=f"Aliases: {', '.join(django_settings.DATABASES)}.", id=number)
+    for name in queues:
         try:
             model_for(name)
         except ImproperlyConfigured as error:
             yield Error(f"Queue {name!r}: {error}", id="dbtaskqueue.E003")
-        if queue.database not in django_settings.DATABASES:
-            words = f"Queue {name!r} is on database {queue.database!r}, which is not in DATABASES."
-            yield Error(words, hint=f"Aliases: {', '.join(django_settings.DATABASES)}.", id="dbtaskqueue.E002")
 
 
 def _problems(processor: Processor) -> Iterator[CheckMessage]:
@@ -128,14 +132,6 @@ def _problems(processor: Processor) -> Iterator[CheckMessage]:
         hint = "Give the dotted path of an object with submit(), or of a callable that returns one."
         for fault in _fault(partial(conf.imported, f"{who}: executor={executor!r}", executor)):
             yield Error(fault, hint=hint, id="dbtaskqueue.E005")
-
-
-def _standbys() -> Iterator[CheckMessage]:
-    """E013: DBTASKQUEUE["READ_ALIAS"] names an unknown database."""
-    for alias in {name for pair in standby.configured().items() for name in pair}:
-        if alias not in django_settings.DATABASES:
-            words = f'DBTASKQUEUE["READ_ALIAS"] names database {alias!r}, which is not in DATABASES.'
-            yield Error(words, hint=f"Aliases: {', '.join(django_settings.DATABASES)}.", id="dbtaskqueue.E013")
 
 
 def _listeners() -> Iterator[CheckMessage]:
@@ -162,9 +158,8 @@ def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
             yield Warning(f"Queue {name!r}: {words}", hint=hint, id="dbtaskqueue.W001")
     for alias in sorted({alias for name in queues for alias in aliases_of(name)} & {*django_settings.DATABASES}):
         for level in isolation_levels(alias):
-            hint = "Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."
             words = f"Database {alias!r} is set to the isolation level {level}."
-            yield Warning(words, hint=hint, id="dbtaskqueue.W002")
+            yield Warning(words, hint=str(READ_COMMITTED), id="dbtaskqueue.W002")
     settings = conf.settings()
     wanted = settings.threads + POOLED_BY_HELPERS
     for alias, one in django_settings.DATABASES.items():

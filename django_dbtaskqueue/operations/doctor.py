@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, models, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models.functions import Now
-from django.utils.translation import gettext as _, gettext_lazy, ngettext
+from django.utils.translation import gettext as _, ngettext
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
@@ -24,7 +24,7 @@ from django_dbtaskqueue.core.sql.pipeline import ABSENT_STREAMS_SQL
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import storage
 from django_dbtaskqueue.db.session import Session, alias_for
-from django_dbtaskqueue.flow.schedule import MAX_LISTED_SCHEDULES, MISSED_AFTER, is_gone, rows_on
+from django_dbtaskqueue.flow.schedule import MAX_LISTED_SCHEDULES, MISSED_AFTER, aware, is_gone, rows_on
 from django_dbtaskqueue.models import Attempt, FailureGroup, MinuteCount, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations import checks, queue_stats
@@ -44,9 +44,6 @@ MAX_TRANSACTION_S = 300  # that a transaction may be open
 MAX_DEAD_ROWS_SHARE = 0.2  # of a table's rows; autovacuum starts long before
 MIN_DEAD_ROWS = 50_000  # fewer do not matter
 MAX_NOTIFY_QUEUE_SHARE = 0.5  # of the server's notification queue
-READ_COMMITTED = gettext_lazy(
-    "Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."
-)
 
 OLD_TRANSACTIONS = """\
 SELECT kind, who, seconds FROM (
@@ -151,7 +148,7 @@ def _databases(alias: str) -> Iterator[Finding]:
         yield Finding("info", "database.apart", words, remedy % names, tuple(away))
     for level in sorted(checks.isolation_levels(alias)):
         words = _("The connection %(alias)s asks for the isolation level %(level)s.")
-        yield _warning("database.isolation", words, str(READ_COMMITTED), alias=alias, level=level)
+        yield _warning("database.isolation", words, str(checks.READ_COMMITTED), alias=alias, level=level)
 
 
 def _clock(alias: str) -> Iterator[Finding]:
@@ -302,22 +299,17 @@ def _pollers(alias: str) -> Iterator[Finding]:
 
 def _lost_slots(alias: str) -> Iterator[Finding]:
     """Yield what keeps a slot, or all of them, though the poller lives."""
+    blocked = _("A coroutine blocks the event loop of poller %(poller)s, so no async task goes on there.")
+    unblock = _("Its log says where. Let the processor await, or make it a plain function; then restart the poller.")
+    runaway = _("Task %(task)s of %(queue)s was given up, and still runs on poller %(poller)s: a slot is lost.")
+    end = _("Restart the poller. Let the processor look at task.cancelled, or run it in a process.")
     rows = living(alias).order_by("pk").values_list("instance", "state", "queues", "running")
     for instance, state, queues, running in rows:
         if state == "BLOCKED":
-            words = _("A coroutine blocks the event loop of poller %(poller)s, so no async task goes on there.")
-            remedy = _(
-                "Its log says where. Let the processor await, or make it a plain function; then restart the poller."
-            )
-            yield _warning("poller.blocked", words, remedy, queue_names_in(queues), poller=instance)
-        for item in running:
-            if item.get("given_up") is True:
-                words = _(
-                    "Task %(task)s of %(queue)s was given up, and still runs on poller %(poller)s: a slot is lost."
-                )
-                remedy = _("Restart the poller. Let the processor look at task.cancelled, or run it in a process.")
-                queue, task = str(item.get("queue")), item.get("task_id")
-                yield _warning("task.runaway", words, remedy, (queue,), task=task, queue=queue, poller=instance)
+            yield _warning("poller.blocked", blocked, unblock, queue_names_in(queues), poller=instance)
+        for item in (one for one in running if one.get("given_up") is True):
+            queue, task = str(item.get("queue")), item.get("task_id")
+            yield _warning("task.runaway", runaway, end, (queue,), task=task, queue=queue, poller=instance)
 
 
 def _parked(alias: str) -> Iterator[Finding]:
@@ -343,9 +335,8 @@ def _schedules(alias: str) -> Iterator[Finding]:
             yield _info("schedule.gone", words, remedy, queues, **given)
         elif row.queue not in served:
             words = _("Schedule %(name)s enqueues to %(queue)s, for which no code and no poller has a processor.")
-            yield _warning(
-                "schedule.no_processor", words, _("Add the processor, or pause the schedule."), queues, **given
-            )
+            remedy = _("Add the processor, or pause the schedule.")
+            yield _warning("schedule.no_processor", words, remedy, queues, **given)
         elif pollers and row.next_time is not None and row.next_time < row.clock - MISSED_AFTER:
             words = _("Schedule %(name)s is overdue although pollers run: %(note)s.")
             remedy = _("See the log of the pollers of its database. They must have the code of its queue.")
@@ -374,8 +365,7 @@ def _server(alias: str) -> Iterator[Finding]:
 
 
 def _tables(alias: str) -> list[type[models.Model]]:
-    tables = [model for _, model in locations_on(alias)]
-    return [*dict.fromkeys(tables), TaskHistory, Attempt, MinuteCount]
+    return [*(model for _alias, model in locations_on(alias)), TaskHistory, Attempt, MinuteCount]
 
 
 def _named(session: Session, model: type[models.Model]) -> str:
@@ -446,7 +436,7 @@ def _durability(session: Session) -> Iterator[Finding]:
         yield _info("database.durability", words, remedy, fsync=fsync, commit=synchronous)
     if isolation != "read committed":
         words = _("The server's isolation level is %(level)s.")
-        yield _warning("database.isolation", words, str(READ_COMMITTED), level=isolation)
+        yield _warning("database.isolation", words, str(checks.READ_COMMITTED), level=isolation)
 
 
 def _months(session: Session) -> Iterator[Finding]:
@@ -454,8 +444,8 @@ def _months(session: Session) -> Iterator[Finding]:
     if not storage.is_partitioned(session.connection, table):
         return
     remedy = "python manage.py housekeeptasks"
-    now = session.time(session.run("SELECT statement_timestamp() + interval '1 day'", {})[0][0])
-    if not any(month.first <= now < month.end for month in storage.months(session.connection, table)):
+    tomorrow = aware(session.now(), session.connection.alias) + DAY
+    if not any(month.first <= tomorrow < month.end for month in storage.months(session.connection, table)):
         yield _warning("history.month", _("The history has no partition for tomorrow."), remedy)
     default = session.connection.ops.quote_name(f"{table}_default")
     if session.run(f"SELECT 1 FROM {default} LIMIT 1", {}):  # noqa: S608 -- the name of a partition

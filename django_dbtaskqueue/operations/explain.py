@@ -152,6 +152,11 @@ def _names(reported: object, key: str) -> frozenset[str] | None:
 # -- the reasons, in the order in which they must be mended: the first one is told -------------------------------------
 
 
+def _because(code: str, text: str, words: Mapping[str, object] | None = None, /, **facts: object) -> Explanation:
+    """Return a reason; ``words`` are what the sentence says in place of a fact, or besides."""
+    return Explanation(code, text % {**facts, **(words or {})}, facts)
+
+
 def _finished(row: AbstractTask | TaskHistory) -> Explanation:
     ended = row.finish_time or row.last_update_time
     facts: dict[str, object] = {"status": row.status, "finished": ended}
@@ -159,108 +164,96 @@ def _finished(row: AbstractTask | TaskHistory) -> Explanation:
     if row.status != Status.COMPLETED and (error := message_of(row.process_result)):
         facts["error"] = error
         text = _("The task ended in %(status)s %(time)s ago: %(error)s")
-    text %= {**facts, "time": _span(vars(row)["clock"], ended)}
     if isinstance(row, TaskHistory):
         facts["moved"] = row.moved_time
         text += " " + _("It is in the history.")
-    return Explanation("finished", text, facts)
+    return _because("finished", text, {"time": _span(vars(row)["clock"], ended)}, **facts)
 
 
 def _of_the_lease(case: _Case) -> Iterator[Explanation]:
     """The task runs, or its time to live or its attempts are used up."""
     task, now = case.task, case.now
-    facts: dict[str, object] = {"poller": task.poller_instance, "since": task.start_time}
+    until, used = task.next_process_time, {"attempt": task.attempt, "max_attempts": task.max_attempts}
     if task.status == Status.PROCESSING and not case.lapsed:
         text = _("%(poller)s has held the lease for %(time)s; the lease ends in %(left)s unless it is renewed.")
-        words = {"time": _span(now, task.start_time), "left": _span(now, task.next_process_time)}
-        text %= {"poller": task.poller_instance or "?", **words}
-        yield Explanation("leased", text, {**facts, "until": task.next_process_time})
+        words = {"poller": task.poller_instance or "?", "time": _span(now, task.start_time), "left": _span(now, until)}
+        yield _because("leased", text, words, poller=task.poller_instance, since=task.start_time, until=until)
     if task.expire_time is not None and task.expire_time <= now:
         text = _(
             "Its time to live ended %(time)s ago: the task will not be started. The next checkout or housekeeping "
             "ends it."
         )
-        yield Explanation("expired", text % {"time": _span(now, task.expire_time)}, {"expired": task.expire_time})
+        yield _because("expired", text, {"time": _span(now, task.expire_time)}, expired=task.expire_time)
     if task.attempt >= task.max_attempts:
-        facts = {"attempt": task.attempt, "max_attempts": task.max_attempts}
         if case.lapsed:
             yield from _unserved(case)
             text = _("The lease of its last attempt ran out %(time)s ago: a poller will write ERROR.")
-            text %= {"time": _span(now, task.next_process_time)}
-            yield Explanation("lease_expired", text, {**facts, "until": task.next_process_time})
+            yield _because("lease_expired", text, {"time": _span(now, until)}, **used, until=until)
         text = _(
             "All %(max_attempts)s attempts are used, so no poller takes the task. "
             "Cancel it, then reprocess it from POISON."
         )
-        yield Explanation("attempts_used", text % facts, facts)
+        yield _because("attempts_used", text, **used)
 
 
 def _of_the_pause(case: _Case) -> Iterator[Explanation]:
     """The task is parked or its queue is paused."""
-    reason = case.task.parked_by or ""
+    reason, queue = case.task.parked_by or "", case.task.queue
     if (suspended := suspension(case.task, case.now)) is not None:
         yield Explanation(*suspended)
     if reason == PARENTS:
         yield Explanation("parents", *waits_for(case.task, case.alias))
     elif reason and reason != GROUP and not reason.startswith(NO_HANDLER):
-        facts: dict[str, object] = {"reason": masked_text(reason)}
-        yield Explanation("parked", _("The task is parked: %(reason)s.") % facts, facts)
-    queue = case.task.queue
+        yield _because("parked", _("The task is parked: %(reason)s."), reason=masked_text(reason))
     if found := pauses(Queue.objects.using(case.alias).filter(pk=queue)).get(queue):
-        facts = {"queue": queue, "by": found.by, "reason": found.reason, "until": found.until}
         text = _("Queue %(queue)s is paused (%(known)s).") if found.note else _("Queue %(queue)s is paused.")
-        yield Explanation("paused", text % {"queue": queue, "known": found.note}, facts)
+        facts = {"queue": queue, "by": found.by, "reason": found.reason, "until": found.until}
+        yield _because("paused", text, {"known": found.note}, **facts)
 
 
 def _unserved(case: _Case) -> Iterator[Explanation]:
     if not case.servers:
-        facts = {"queue": case.task.queue}
         text = _("No living poller serves queue %(queue)s. Start one: manage.py runtaskpoller --queue %(queue)s")
-        yield Explanation("no_poller", text % facts, facts)
+        yield _because("no_poller", text, queue=case.task.queue)
 
 
 def _of_the_pollers(case: _Case) -> Iterator[Explanation]:
     """No poller of the queue can take the task."""
-    task = case.task
+    task, queue = case.task, case.task.queue
     parked = (task.parked_by or "").startswith(NO_HANDLER)
-    facts: dict[str, object] = {"type": task.payload_type or "plain JSON", "queue": task.queue}
     if not any(one.has_type(task) and (one.types is not None or not parked) for one in case.servers):
         text = _("No living poller of queue %(queue)s has a processor for payload type %(type)s. Deploy its code.")
-        yield Explanation("no_processor", text % facts, facts)
+        yield _because("no_processor", text, type=task.payload_type or "plain JSON", queue=queue)
     if parked:
-        facts = {"reason": task.parked_by}
         text = _("The task is parked: %(reason)s. A poller has one now, and makes the task ready again within 30 s.")
-        yield Explanation("parked", text % facts, facts)
+        yield _because("parked", text, reason=task.parked_by)
     able = [one for one in case.servers if one.may_take(task)]
     if not able:
-        text = _("No living poller of queue %(queue)s takes tag %(tag)s. Start one with --tag %(tag)s.")
-        if any(one.has_tag(task) for one in case.servers):
-            text = _(
-                "No living poller of queue %(queue)s takes tag %(tag)s and has a processor for the payload type, too."
-            )
-        facts = {"tag": task.tag, "queue": task.queue}
-        yield Explanation("no_tag", text % facts, facts)
+        text = _("No living poller of queue %(queue)s takes tag %(tag)s and has a processor for the payload type, too.")
+        if not any(one.has_tag(task) for one in case.servers):
+            text = _("No living poller of queue %(queue)s takes tag %(tag)s. Start one with --tag %(tag)s.")
+        yield _because("no_tag", text, tag=task.tag, queue=queue)
     if not case.able:
         states = {one.instance: one.state for one in able}
         known = ", ".join(f"{name} ({state})" for name, state in list(states.items())[:MAX_POLLERS_NAMED])
         text = _("The pollers that may take the task take none at present: %(pollers)s.")
-        yield Explanation("pollers_idle", text % {"pollers": known}, {"pollers": states})
+        yield _because("pollers_idle", text, {"pollers": known}, pollers=states)
 
 
 def _of_the_time(case: _Case) -> Iterator[Explanation]:
     """The queue takes no task, or it is not the task's turn yet."""
-    task, facts = case.task, dict[str, object](queue=case.task.queue)
+    task, due = case.task, case.task.next_process_time
     if case.settings is not None and case.settings.concurrency == 0:
         text = _("The concurrency of queue %(queue)s is 0: no poller takes its tasks.")
-        yield Explanation("concurrency", text % facts, {**facts, "limit": 0})
+        yield _because("concurrency", text, queue=task.queue, limit=0)
     if task.parked_by == GROUP:
         yield _behind_head(case)
-    if not case.lapsed and task.next_process_time > case.now:
-        facts = {"due": task.next_process_time, "attempt": task.attempt + 1, "max_attempts": task.max_attempts}
+    if not case.lapsed and due > case.now:
         text = _("The task is due in %(time)s.")
         if task.attempt:
             text = _("Attempt %(attempt)s of %(max_attempts)s is due in %(time)s, because the last one failed.")
-        yield Explanation("not_due", text % {**facts, "time": _span(case.now, task.next_process_time)}, facts)
+        facts = {"due": due, "attempt": task.attempt + 1, "max_attempts": task.max_attempts}
+        yield _because("not_due", text, {"time": _span(case.now, due)}, **facts)
 
 
 def _behind_head(case: _Case) -> Explanation:
@@ -268,52 +261,49 @@ def _behind_head(case: _Case) -> Explanation:
     rows = type(task)._base_manager.using(case.alias).filter(IS_READY, queue=task.queue)
     head = rows.filter(group_key=task.group_key).values_list("pk", "status").first()
     if head is None:
-        return Explanation("group", _("The task waits for its turn in group %(group)s.") % facts, facts)
+        return _because("group", _("The task waits for its turn in group %(group)s."), **facts)
     facts |= {"head": head[0], "status": head[1]}
-    text = _("The task waits behind task %(head)s of its group %(group)s, which is %(status)s.") % facts
+    text = _("The task waits behind task %(head)s of its group %(group)s, which is %(status)s.")
     if case.settings is not None and case.settings.max_running_per_group > 1:
         facts["limit"] = case.settings.max_running_per_group
-        text += f" (max_running_per_group={facts['limit']})"
-    return Explanation("group", text, facts)
+        text += " (max_running_per_group=%(limit)s)"
+    return _because("group", text, **facts)
 
 
 def _of_the_limits(case: _Case) -> Iterator[Explanation]:
     """A limit of the queue over all pollers, or of each poller, or its slots."""
     task, settings = case.task, case.settings
     if settings and settings.rate_per_group is not None and task.ready_time and task.ready_time > case.now:
+        text = _("The task can start in %(time)s, because tasks of group %(group)s may start %(rate)s.")
         time, rate = _span(case.now, task.ready_time), str(settings.rate_per_group)
-        facts: dict[str, object] = {"group": task.group_key, "rate": rate, "time": time}
-        text = _("The task can start in %(time)s, because tasks of group %(group)s may start %(rate)s.") % facts
-        yield Explanation("rate_per_group", text, facts)
+        yield _because("rate_per_group", text, group=task.group_key, rate=rate, time=time)
     use = limit_use((case.alias, type(task)), task.queue)
     if use is not None and use.reached:
-        facts = {"queue": task.queue, "running": use.running, "limit": use.max_running}
         text = _("The limit %(setting)s of queue %(queue)s is reached, over all pollers: %(use)s.")
-        yield Explanation(use.reached, text % {**facts, "setting": use.reached, "use": use}, facts)
+        facts = {"queue": task.queue, "running": use.running, "limit": use.max_running}
+        yield _because(use.reached, text, {"setting": use.reached, "use": use}, **facts)
     limits: list[tuple[int | None, list[str] | None]] = [(settings.concurrency if settings else None, None)]
     if (made := registry.find(task.queue, task.payload_type)) is not None and made.concurrency is not None:
         limits.append((made.concurrency * (made.batch or 1), registry.types_of(task.queue, (made,))))
     for limit, types in limits:
         held = case.held(types)
         if limit is not None and all(held[one.instance] >= limit for one in case.able):
-            facts = {"limit": limit, "pollers": len(case.able)}
             text = _("Each poller that may take the task holds as many as the concurrency allows: %(limit)s.")
-            yield Explanation("concurrency", text % facts, facts)
+            yield _because("concurrency", text, limit=limit, pollers=len(case.able))
     if all(one.slots and one.held >= one.slots for one in case.able):
-        facts = {"pollers": len(case.able), "slots": sum(one.slots for one in case.able), **_numbers(case.position)}
         text = _("Each poller that may take the task is busy: %(slots)s slots are full.")
-        yield Explanation("busy", f"{text % facts} {_turn(case)}".strip(), facts)
+        slots = sum(one.slots for one in case.able)
+        yield _because("busy", text + _turn(case), pollers=len(case.able), slots=slots, **_numbers(case))
 
 
 def _waiting(case: _Case) -> Iterator[Explanation]:
-    task, facts = case.task, _numbers(case.position)
-    words = {"poller": task.poller_instance or "?", "time": _span(case.now, task.next_process_time)}
+    task, until = case.task, case.task.next_process_time
+    words = {"poller": task.poller_instance or "?", "time": _span(case.now, until)}
     if case.lapsed:
-        text = _("The lease of %(poller)s ran out %(time)s ago: the next checkout takes the task over.") % words
-        facts |= {"poller": task.poller_instance, "until": task.next_process_time}
-        yield Explanation("lease_expired", text, facts)
-    text = _("The task has been due for %(time)s.") % words
-    yield Explanation("waiting", f"{text} {_turn(case)}".strip(), {"due": task.next_process_time, **facts})
+        text = _("The lease of %(poller)s ran out %(time)s ago: the next checkout takes the task over.")
+        yield _because("lease_expired", text, words, **_numbers(case), poller=task.poller_instance, until=until)
+    text = _("The task has been due for %(time)s.")
+    yield _because("waiting", text + _turn(case), words, due=until, **_numbers(case))
 
 
 REASONS: tuple[Callable[[_Case], Iterator[Explanation]], ...] = (
@@ -321,17 +311,18 @@ REASONS: tuple[Callable[[_Case], Iterator[Explanation]], ...] = (
 )  # fmt: skip
 
 
-def _numbers(found: ReadyPosition | None) -> dict[str, object]:
-    if found is None:
+def _numbers(case: _Case) -> dict[str, object]:
+    if (found := case.position) is None:
         return {}
     exact = found.position.exact and found.waiting.exact
     return {"position": found.position.number, "waiting": found.waiting.number, "exact": exact}
 
 
 def _turn(case: _Case) -> str:
-    found = case.position
+    if (found := case.position) is None:
+        return ""
     text = _("It is number %(position)s of %(waiting)s waiting tasks, by priority and then the oldest first.")
-    return text % {"position": found.position, "waiting": found.waiting} if found else ""
+    return " " + text % {"position": found.position, "waiting": found.waiting}
 
 
 def _span(now: datetime, time: datetime | None) -> str:

@@ -167,9 +167,8 @@ def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] |
     wanted = None if queues is None else list(queues)
     if unknown := [name for name in wanted or () if not conf.is_known(name)]:
         there = {name for place in locations(using) for name in queue_names(place)}
-        for name in unknown:
-            if name not in there:
-                raise UnknownQueue(name, {*there, *conf.known_queues()})
+        if missing := [name for name in unknown if name not in there]:
+            raise UnknownQueue(missing[0], {*there, *conf.known_queues()})
     return wanted
 
 
