@@ -10,8 +10,8 @@ from __future__ import annotations
 import atexit
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from operator import add
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -170,16 +170,6 @@ class MinuteCounter(Generic[V]):
         )
         return minute
 
-    @contextmanager
-    def not_storing(self) -> Iterator[None]:
-        """Wait a moment for a batch that another thread is storing: it is neither in memory nor committed."""
-        waited = self._storing.acquire(timeout=STORE_WAIT_S)
-        try:
-            yield
-        finally:
-            if waited:
-                self._storing.release()
-
 
 class UsageCounter(MinuteCounter[int]):
     """Usage counts, stored by a thread of their own. The thread starts with the first count and ends when idle."""
@@ -205,13 +195,18 @@ class UsageCounter(MinuteCounter[int]):
         """Return all calls of a queue by name: those stored by any process, and those of this one not stored yet."""
         if not connections[alias].in_atomic_block:
             self.store(Session.on(alias))
-        with self.not_storing():
+        # A batch that another thread is storing is neither in memory nor committed.
+        waited = self._storing.acquire(timeout=STORE_WAIT_S)
+        try:
             rows = MinuteCount.objects.using(alias).filter(kind=CALL, queue=queue).values_list("name").order_by("name")
             total = Counter({call: int(number) for call, number in rows.annotate(Total("count"))})
             here = str(connections[alias].settings_dict["NAME"])
             for key, number in self.pending().items():
                 if (key.alias, key.database, key.queue) == (alias, here, queue):
                     total[key.name] += number
+        finally:
+            if waited:
+                self._storing.release()
         return dict(total)
 
     def flush(self, timeout: float = FLUSH_AT_EXIT_S) -> None:

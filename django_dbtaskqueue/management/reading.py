@@ -213,7 +213,7 @@ def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, ser
     moved = _found([TaskHistory.objects.using(alias).filter(**by).order_by("-pk") for alias in aliases])
     if not moved:
         raise CommandError(f"There is no task {name!r}, not in the history either. Give an id, or queue/reference.")
-    return moved[0], serializers.detail_of_history(moved[0], payload=True)
+    return moved[0], serializers.detail(moved[0], payload=True)
 
 
 def _found(selections: list[QuerySet[Any]]) -> list[Any]:

@@ -7,7 +7,6 @@ selects by id.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
@@ -65,15 +64,14 @@ def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     """
     places = _places(queue) if queue is not None else locations()
     names = [queue] if queue is not None else known_queues()
-    counts: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(map(str, Status), 0))
-    for name in names:
-        counts[name]
+    none = dict.fromkeys(map(str, Status), 0)
+    counts = {name: {**none} for name in names}
     for alias, model in places:
         tasks = _tasks(alias, model).order_by()
         tasks = tasks if queue is None else tasks.filter(queue=queue)
         for name, status, number in tasks.values_list("queue", "status").annotate(number=Count("pk")):
-            counts[name][status] += number
-    return dict(counts)
+            counts.setdefault(name, {**none})[status] += number
+    return counts
 
 
 def places_of(queue: str) -> list[Location]:

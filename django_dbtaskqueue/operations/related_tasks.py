@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from graphlib import CycleError, TopologicalSorter
-from itertools import count
 from statistics import fmean
 from typing import Annotated
 
@@ -27,7 +26,7 @@ from django_dbtaskqueue.models.tasks import SENT, SLEEP, WAIT
 from django_dbtaskqueue.operations.actions import record, recorded
 from django_dbtaskqueue.operations.lookup import aliases_in, locations
 from django_dbtaskqueue.operations.permissions import Actor, Verb, all_queues, by_name, check, narrow, sole
-from django_dbtaskqueue.operations.serializers import Document, RowDocument
+from django_dbtaskqueue.operations.serializers import BadInput, Document, RowDocument, whole
 
 MAX_RELATED_SHOWN = 50  # parents, and children, on the page of a task
 MAX_PARENTS_NAMED = 3  # in the sentence that says what a task waits for
@@ -64,9 +63,8 @@ def waits_for(task: AbstractTask, alias: str) -> tuple[str, Mapping[str, object]
     number = edges[:COUNTED_RELATED].count()
     facts = {"parents": {str(one.id): one.status or "?" for one in found}, "number": number}
     if not found:
-        return _(
-            "The task waits for a parent that was deleted. Cancel it; then Kick runs it without its parents."
-        ), facts
+        text = _("The task waits for a parent that was deleted. Cancel it; then Kick runs it without its parents.")
+        return text, facts
     named = ", ".join(f"{one.id} ({one.status or '?'})" for one in found)
     if number > len(found):
         named = _("%(named)s and %(more)s more") % {"named": named, "more": f"{number - len(found):,}"}
@@ -159,7 +157,6 @@ def _newest_first(task: AbstractTask) -> QuerySet[Step]:
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 MAX_BATCHES_LISTED = 500
-MAX_ID_DIGITS = 18  # of an id that a column can hold
 CANCEL_BATCH = Verb(
     "cancel_batch", gettext_lazy("Cancel all"),
     gettext_lazy("All tasks of the batch that wait or run end in POISON. The task that runs at its end still runs."),
@@ -185,9 +182,9 @@ def listed_batches(actor: Actor, using: str | None = None) -> list[Batch]:
 
 def find_batch(pk: str, actor: Actor, using: str | None = None) -> Batch | None:
     """Return a batch by its id, if it is there and the actor may view it."""
-    if not pk.isascii() or not pk.isdecimal() or len(pk) > MAX_ID_DIGITS:
-        return None
-    return next(iter(_batches(actor, using, pk=int(pk))), None)
+    with suppress(BadInput):
+        return next(iter(_batches(actor, using, pk=whole("id", pk))), None)
+    return None
 
 
 def _batches(actor: Actor, using: str | None, **of: int) -> list[Batch]:
@@ -384,15 +381,9 @@ def _first_equal(
 
 def _set_layers(nodes: Mapping[TaskKey, Node], parents: Mapping[TaskKey, Sequence[TaskKey]]) -> None:
     """Give each node the number of the layer below its lowest parent."""
-    sorter = TopologicalSorter(parents)
-    with suppress(CycleError):  # SQL wrote it: those inside stay in the first layer
-        sorter.prepare()
-    for layer in count():
-        if not (ready := sorter.get_ready()):
-            break
-        for key in ready:
-            nodes[key].layer = layer
-        sorter.done(*ready)
+    with suppress(CycleError):  # SQL wrote it: all stay in the first layer
+        for key in TopologicalSorter(parents).static_order():
+            nodes[key].layer = max((nodes[one].layer + 1 for one in parents[key]), default=0)
 
 
 def _set_places(graph: Graph) -> None:

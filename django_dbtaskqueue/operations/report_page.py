@@ -217,9 +217,8 @@ def _lines(found: Sequence[Mapping[str, Any]]) -> list[Line]:
 def _week(values: Mapping[int, float]) -> list[tuple[str, list[tuple[str, int]]]]:
     """Return a row for each day: of each hour the value as text, and its size from 0 to `MAX_HEAT_LEVEL`."""
     most = max(values.values(), default=0) or 1
-    sizes = {hour: math.ceil(MAX_HEAT_LEVEL * value / most) for hour, value in values.items()}
-    hours = range(DAY_HOURS * len(DAY_NAMES))
-    cells = [(number(values[hour]) if hour in values else "", sizes.get(hour, 0)) for hour in hours]
+    known = {hour: (number(value), math.ceil(MAX_HEAT_LEVEL * value / most)) for hour, value in values.items()}
+    cells = [known.get(hour, ("", 0)) for hour in range(DAY_HOURS * len(DAY_NAMES))]
     return [(day, cells[DAY_HOURS * place :][:DAY_HOURS]) for place, day in enumerate(DAY_NAMES)]
 
 

@@ -14,15 +14,13 @@ from datetime import datetime, timedelta
 from itertools import accumulate
 from typing import Annotated, Any, get_type_hints
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 from django.utils.timezone import make_aware
 from django.utils.translation import gettext as _
 
-from django_dbtaskqueue.conf.queue import duration
 from django_dbtaskqueue.core.columns import LISTED, LONG
-from django_dbtaskqueue.core.durations import Rate
+from django_dbtaskqueue.core.durations import Rate, parse_length
 from django_dbtaskqueue.core.exceptions import TaskQueueError, near_match
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import COMPLETED
@@ -36,13 +34,9 @@ FINGERPRINT = re.compile(r"\bfingerprint:([0-9a-f]{8,40})")
 FRAME = '  File "'  # how a line of a traceback begins
 Document = dict[str, Any]
 COLUMN_TYPES: Mapping[type, type] = {
-    models.BooleanField: bool,
-    models.CharField: str,
-    models.DateTimeField: datetime,
-    models.ForeignKey: int,
-    models.IntegerField: int,
-    models.TextField: str,
-}
+    models.BooleanField: bool, models.CharField: str, models.DateTimeField: datetime, models.ForeignKey: int,
+    models.IntegerField: int, models.TextField: str,
+}  # fmt: skip
 
 
 class DocumentEncoder(DjangoJSONEncoder):
@@ -131,17 +125,17 @@ def summary(task: AbstractTask | TaskHistory, *, payload: bool = True) -> TaskSu
 
 
 def detail(task: AbstractTask | TaskHistory, *, payload: bool) -> Document:
-    """Return all of a task, secrets masked; what was enqueued and what came of it only with ``payload``."""
+    """Return all of a task, secrets masked; what was enqueued and what came of it only with ``payload``.
+
+    Of a task that left its table also when it did; what only a table knows is None.
+    """
     found = summary(task, payload=payload)
+    if isinstance(task, TaskHistory):
+        found |= {"id": task.task_id, "moved_time": task.moved_time}
     if payload:
         found |= {name: masked(getattr(task, name)) for name in LONG}
         found["process_result"] = masked_text(task.process_result or "")
     return found
-
-
-def detail_of_history(row: TaskHistory, *, payload: bool) -> Document:
-    """Return the same of a task that left its table, and when it did; what only a table knows is None."""
-    return detail(row, payload=payload) | {"id": row.task_id, "moved_time": row.moved_time}
 
 
 def attempt_of(row: Attempt, *, payload: bool = True) -> AttemptDocument:
@@ -186,20 +180,15 @@ def with_errors(queries: Sequence[str], groups: models.QuerySet[FailureGroup]) -
         group.pk: message_of(short_error(f"{group.error_type}: {group.message}".removeprefix(": ")), MAX_ERROR_WIDTH)
         for group in (groups.filter(pk__in=prints) if prints else ())
     }
-
-    def error(found: re.Match[str]) -> str:
-        return words.get(found[1]) or found[0]
-
-    return [FINGERPRINT.sub(error, query) for query in queries]
+    return [FINGERPRINT.sub(lambda found: words.get(found[1]) or found[0], query) for query in queries]
 
 
 def uniqueness_note(reference: str | None) -> str:
     """Return what the rule of uniqueness does that derived a task's reference; "" if no rule did."""
     kind = kind_of(reference)
     if kind and is_freed(reference):
-        return _("A rule of uniqueness (%(kind)s) does not hold it any more: a later call has inserted a new task.") % {
-            "kind": kind
-        }
+        text = _("A rule of uniqueness (%(kind)s) does not hold it any more: a later call has inserted a new task.")
+        return text % {"kind": kind}
     words = {
         "unique": _("By the rule unique, a further call with an equal payload inserts no task: it returns this one."),
         "throttle": _("By the rule throttle, a call with an equal payload returns this task until the period is over."),
@@ -273,15 +262,10 @@ def choice(field: str, value: object, known: Sequence[str]) -> str:
 
 def length(field: str, value: object) -> timedelta:
     """Return a length of time of at most 100 years."""
-    if not isinstance(value, str | timedelta):
-        raise BadInput(field, f'must be a length of time such as "30m", not {shown(value)}.')
     try:
-        found = duration(value, where=repr(field))
-    except ImproperlyConfigured as error:
-        raise BadInput(field, str(error).partition(": ")[2]) from None
-    if found < timedelta(0):
-        raise BadInput(field, f"must not be negative: {shown(value)}.")
-    return found
+        return parse_length(value)
+    except ValueError as error:
+        raise BadInput(field, f"is not valid: {error}.") from None
 
 
 def moment(field: str, value: object) -> datetime:

@@ -209,8 +209,12 @@ def _term(minus: str, name: str, value: str, written: str) -> Term:
         example = f"{name}:{'ERROR' if name == 'status' else 'something'}" if name else "-queue:bulk"
         words = gettext("there is no value after the %(sign)s. Write it as in %(example)s.")
         raise SearchError(written, words % {"sign": ":" if name else "-", "example": example})
-    if not name:
-        _refuse_logic(value, written)
+    if not name and value.startswith("("):
+        words = gettext("there are no brackets. Join values by commas, as in status:ERROR,POISON; quote a reference.")
+        raise SearchError(written, words)
+    if not name and value in LOGIC_WORDS:
+        words = gettext('this is not an operator here. %(what)s To find a reference that begins so, write "%(value)s".')
+        raise SearchError(written, words % {"what": LOGIC_WORDS[value], "value": value})
     if not is_storable(name + value):
         raise SearchError(_shortened(written), gettext("no task contains a NUL character; leave it out."))
     matches = tuple(islice(_matches(_reader_of(name, written), value, written), MAX_ALTERNATIVES + 1))
@@ -222,16 +226,6 @@ def _term(minus: str, name: str, value: str, written: str) -> Term:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:100]}…"
-
-
-def _refuse_logic(value: str, written: str) -> None:
-    """Say what to write instead of OR, AND, NOT and brackets."""
-    if value.startswith("("):
-        words = _("there are no brackets. Join values by commas, as in status:ERROR,POISON; quote a reference.")
-        raise SearchError(written, str(words))
-    if value in LOGIC_WORDS:
-        words = _('this is not an operator here. %(what)s To find a reference that begins so, write "%(value)s".')
-        raise SearchError(written, str(words) % {"what": LOGIC_WORDS[value], "value": value})
 
 
 def _matches(read: Reader, value: str, written: str) -> Iterator[Match]:
