@@ -19,7 +19,7 @@ def test_a_bad_setting_is_named(settings: Any) -> None:
     for given, words in [
         *(([], "DBTASKQUEUE must be a dict, not list"), ({"QUEUES": ["a"]}, 'DBTASKQUEUE["QUEUES"] must be a dict')),
         ({"QUEUS": {}}, "DBTASKQUEUE has no key 'QUEUS'. Did you mean 'QUEUES'?"),
-        ({"THREADS": 0}, "DBTASKQUEUE['THREADS']=0 is not valid: a whole number of at least 1"),
+        ({"THREADS": 0}, "DBTASKQUEUE['THREADS']=0 is not valid: a whole number from 1 to 1,000,000,000"),
         ({"HEARTBEAT": 5}, 'DBTASKQUEUE["HEARTBEAT"]: 5 is not a duration. Write'),
         ({"PAYLOAD_MAX_BYTES": "1MB"}, "DBTASKQUEUE['PAYLOAD_MAX_BYTES']='1MB' is not valid"),
         ({"DATABASE": None}, "DBTASKQUEUE['DATABASE']=None is not valid: an alias of DATABASES"),

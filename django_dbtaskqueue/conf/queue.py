@@ -96,18 +96,39 @@ def _positive(value: Any) -> bool:
     return isinstance(value, timedelta) and value > timedelta(0)
 
 
+def are_texts(value: object) -> bool:
+    """Whether a value is a list of texts."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, str) for one in value)
+
+
 def _whole(value: Any, least: int) -> bool:
     return type(value) is int and least <= value <= 1_000_000_000
 
 
 ALIAS: Rule = (lambda v: isinstance(v, str), "an alias of DATABASES")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-SWITCH: Rule = (lambda v: isinstance(v, bool), "True or False")
-POSITIVE: Rule = (_positive, "a positive duration")
-POSITIVE_OR_NONE: Rule = (lambda v: v is None or _positive(v), "None or a positive duration")
 STRATEGIES = ("auto", "skip_locked", "optimistic")
 RATES = ("rate", "rate_per_group")
-QUEUE_RULES: dict[str, Rule] = {
+RULES_BY_TYPE: dict[object, Rule] = {  # of settings that have no rule of their own
+    "bool": (lambda v: isinstance(v, bool), "True or False"),
+    "int": (lambda v: _whole(v, 1), "a whole number from 1 to 1,000,000,000"),
+    "int | None": (lambda v: v is None or _whole(v, 1), "None or a whole number from 1 to 1,000,000,000"),
+    "timedelta": (_positive, "a positive duration"),
+    "timedelta | None": (lambda v: v is None or _positive(v), "None or a positive duration"),
+    "Rate | None": (
+        lambda v: v is None or (isinstance(v, Rate) and _whole(v.tasks, 1)),
+        'None or a rate such as "100/s", "5/m" or "1/10s", of at most 1,000,000,000 tasks',
+    ),
+}
+
+
+def rules_by_type(kind: type) -> dict[str, Rule]:
+    """Return the rules that follow from the types of a dataclass's fields, by field."""
+    return {one.name: RULES_BY_TYPE[one.type] for one in fields(kind) if one.type in RULES_BY_TYPE}
+
+
+QUEUE_RULES = {
+    **rules_by_type(QueueSettings),
     "lease": (lambda v: _positive(v) and v >= durations.MIN_LEASE, "a duration of at least 100 ms"),
     "retry": (callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
     "reenqueue": (lambda v: v is None or callable(v), 'a retry policy, or None or "manual" for none'),
@@ -116,18 +137,7 @@ QUEUE_RULES: dict[str, Rule] = {
     "keep": (lambda v: v in ("keep", "history", "delete"), '"keep", "history" or "delete"'),
     "settle": (lambda v: v in ("batch", "each"), '"batch" or "each"'),
     "batch_size": (lambda v: type(v) is int and 1 <= v <= 5000, "a whole number from 1 to 5000"),
-    **dict.fromkeys(
-        ("max_running", "burst", "burst_per_group", "capacity"),
-        (lambda v: v is None or _whole(v, 1), "None or a whole number from 1 to 1,000,000,000"),
-    ),
     "max_running_per_group": (lambda v: type(v) is int and 1 <= v <= 1000, "a whole number from 1 to 1000"),
-    **dict.fromkeys(
-        RATES,
-        (
-            lambda v: v is None or (isinstance(v, Rate) and _whole(v.tasks, 1)),
-            'None or a rate such as "100/s", "5/m" or "1/10s", of at most 1,000,000,000 tasks',
-        ),
-    ),
     "concurrency": (lambda v: v is None or _whole(v, 0), "None or a whole number from 0 to 1,000,000,000"),
     "expired": (lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
     "group_retry": (lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
@@ -137,7 +147,7 @@ QUEUE_RULES: dict[str, Rule] = {
         lambda v: isinstance(v, str) and (v in STRATEGIES or "." in v),
         '"auto", "skip_locked", "optimistic", or the dotted path of a driver',
     ),
-    "shards": (lambda v: isinstance(v, (list, tuple)) and all(isinstance(x, str) for x in v), "a list of aliases"),
+    "shards": (are_texts, "a list of aliases"),
     "log_level": (lambda v: v is None or v in LOG_LEVELS, f"None or one of {', '.join(LOG_LEVELS)}"),
     "router": (lambda v: v is None or callable(v) or isinstance(v, str), "a callable, or its dotted path"),
     "model": (lambda v: isinstance(v, str) and v.count(".") == 1, 'a model as "app.Model"'),
@@ -146,9 +156,6 @@ QUEUE_RULES: dict[str, Rule] = {
         "a dict of the project's own settings by name",
     ),
     "database": ALIAS,
-    **dict.fromkeys(("paused", "temporary"), SWITCH),
-    **dict.fromkeys(("settle_interval", "poll_interval", "idle_interval"), POSITIVE),
-    **dict.fromkeys(("timeout", "ttl", "max_wait"), POSITIVE_OR_NONE),
 }
 DURATIONS = ("lease", "timeout", "ttl", "max_wait", "settle_interval", "poll_interval", "idle_interval")
 QUEUE_KEYS = tuple(f.name for f in fields(QueueSettings))
@@ -347,12 +354,10 @@ def _are_secrets(value: object) -> bool:
 
 
 def _is_secret(value: object) -> bool:
-    if not isinstance(value, str) or not value.startswith(SECRET_PREFIX):
-        return False
-    try:
-        return len(b64decode(value.removeprefix(SECRET_PREFIX), validate=True)) >= MIN_SECRET_BYTES
-    except ValueError:
-        return False
+    with suppress(ValueError):
+        known = isinstance(value, str) and value.startswith(SECRET_PREFIX)
+        return known and len(b64decode(str(value)[len(SECRET_PREFIX) :], validate=True)) >= MIN_SECRET_BYTES
+    return False
 
 
 def _are_queue_names(value: object) -> bool:
@@ -362,29 +367,20 @@ def _are_queue_names(value: object) -> bool:
 
 
 def _are_allowed(value: object) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and all(map(is_name, value))
-        and all(types is None or _are_types(types) for types in value.values())
-    )
+    if not isinstance(value, Mapping):
+        return False
+    return all(map(is_name, value)) and all(one is None or are_texts(one) for one in value.values())
 
 
-def _are_types(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
-
-
-PEER_RULES: dict[str, Rule] = {
+PEER_RULES = {
+    **rules_by_type(Peer),
     "url": (
         lambda v: isinstance(v, str) and (not v or PEER_URL.fullmatch(v) is not None),
         "https://host/path or https://host:port/path, without user, query and fragment",
     ),
     "queues": (_are_allowed, "a list of queues, or a dict of queue to a list of payload types (None: any)"),
     "queue_names": (_are_queue_names, 'a dict of our queue to its name there, or text such as "shop-{queue}"'),
-    "rate": (lambda v: v is None or isinstance(v, Rate), 'None or a rate such as "100/s"'),
-    **dict.fromkeys(("accept_priority", "allow_private"), SWITCH),
     "ca_file": (lambda v: v is None or isinstance(v, str), "None or the path of a file with certificates"),
-    "timeout": POSITIVE,
-    "max_bytes": (lambda v: v is None or (type(v) is int and v >= 1), "None or a whole number of at least 1"),
 }
 BRIDGE_KEYS = tuple(one.name for one in fields(Bridge))
 PEER_KEYS = tuple(one.name for one in fields(Peer))
@@ -406,7 +402,7 @@ def bridge_of(given: object) -> Bridge:
                 "one of the other. Give each peer a secret of its own."
             )
     found = Bridge(**values)
-    check(found, {"remember": POSITIVE_OR_NONE}, lambda name: f"{where}[{name!r}]")
+    check(found, rules_by_type(Bridge), lambda name: f"{where}[{name!r}]")
     return found
 
 
@@ -414,7 +410,7 @@ def _peer_of(name: object, given: object, where: str) -> Peer:
     if not isinstance(name, str) or PEER_NAME.fullmatch(name) is None:
         raise ImproperlyConfigured(f"{where}: a peer's name has 1 to 50 letters, digits, '_' or '-'.")
     values = _keys(given, PEER_KEYS, where)
-    if _are_types(values.get("queues")):
+    if are_texts(values.get("queues")):
         values["queues"] = dict.fromkeys(values["queues"])
     if not _are_secrets(values.get("secrets")):
         raise ImproperlyConfigured(

@@ -88,10 +88,6 @@ class Settings:
         return Limits(size=self.payload_max_bytes)
 
 
-def _are_texts(value: Any) -> bool:
-    return not isinstance(value, str) and isinstance(value, Sequence) and all(isinstance(one, str) for one in value)
-
-
 def _is_text_by_name(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(one, str) for pair in value.items() for one in pair)
 
@@ -101,23 +97,23 @@ def _is_embedded_poller(value: object) -> bool:
         return isinstance(value, bool)
     lists = [value[name] for name in ("queues", "exclude", "tags") if name in value]
     numbers = [value[name] for name in ("threads", "coroutines") if name in value]
-    right = [*map(_are_texts, lists), *map(AT_LEAST_ONE[0], numbers)]
+    right = [*map(rules.are_texts, lists), *map(rules.RULES_BY_TYPE["int"][0], numbers)]
     return len(right) == len(value) and all(right)
 
 
-AT_LEAST_ONE: rules.Rule = (lambda v: type(v) is int and v >= 1, "a whole number of at least 1")
 AGE_SETTINGS = ("housekeeping", *(field.name for field in fields(Settings) if field.name.startswith("keep_")))
-TOP_RULES: dict[str, rules.Rule] = {
+TOP_RULES = {
+    **rules.rules_by_type(Settings),
     "database": rules.ALIAS,
     "listen": (_is_text_by_name, 'a dict of alias to the alias past its pooler, such as {"default": "direct"}'),
-    **dict.fromkeys(("listeners", "middleware"), (_are_texts, "a list of dotted paths")),
+    **dict.fromkeys(("listeners", "middleware"), (rules.are_texts, "a list of dotted paths")),
     "can_operate": (lambda v: v is None or isinstance(v, str), "the dotted path of (user, verb, queue) -> bool"),
     "can_view": (lambda v: v is None or isinstance(v, str), "the dotted path of (user, queue) -> bool"),
     "read_alias": (
         lambda v: v is None or isinstance(v, str) or _is_text_by_name(v),
         "None, an alias of DATABASES, or a dict of alias to the alias of its standby",
     ),
-    "mask": (_are_texts, 'a list of parts of keys such as "password"'),
+    "mask": (rules.are_texts, 'a list of parts of keys such as "password"'),
     "api_tokens": (_is_text_by_name, "a dict of user name to the hash that manage.py taskqueue token prints"),
     "objectives": (_is_text_by_name, 'a dict of queue (or "*") to text such as "99.9%/5m"'),
     "embedded_poller": (
@@ -126,14 +122,6 @@ TOP_RULES: dict[str, rules.Rule] = {
     ),
     "release": (lambda v: isinstance(v, str) and len(v) <= MAX_RELEASE_CHARS, "a text of at most 100 characters"),
     "file": (lambda v: v is None or isinstance(v, str | os.PathLike), "the path of a TOML file"),
-    **dict.fromkeys(("threads", "max_tasks_per_child", "payload_max_bytes"), AT_LEAST_ONE),
-    **dict.fromkeys(
-        ("max_memory_per_child", "recycle_after", "recycle_memory"),
-        (lambda v: v is None or AT_LEAST_ONE[0](v), "None or a whole number of at least 1"),
-    ),
-    **dict.fromkeys(("notify", "prepare", "api"), rules.SWITCH),
-    **dict.fromkeys(("heartbeat", "operations_timeout"), rules.POSITIVE),
-    **dict.fromkeys(AGE_SETTINGS, rules.POSITIVE_OR_NONE),
 }
 TOP_KEYS = {field.name.upper(): field.name for field in fields(Settings)}
 _declared: dict[str, dict[str, Any]] = {}
