@@ -30,7 +30,7 @@ from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import model_for, model_named
 from django_dbtaskqueue.flow.batches import counts_of
-from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, definition_of, is_gone
+from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, is_gone
 from django_dbtaskqueue.models import Batch, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES
 from django_dbtaskqueue.operations import related_tasks, schedules
@@ -46,7 +46,7 @@ class ScheduleForm(PlainForm):
     def __init__(
         self, data: Mapping[str, object] | None = None, *, row: Schedule | None = None, seen: bool = True
     ) -> None:
-        said = asdict(Definition("", "", default_zone()) if row is None else definition_of(row))
+        said = asdict(Definition("", "", default_zone()) if row is None else Definition.of(vars(row)))
         shown = json.dumps(masked(said["payload"]), indent=2, ensure_ascii=False)
         super().__init__(data, initial={**said, "payload": shown})
         self.fields.update(forms.fields_for_model(Schedule, SCHEDULE_FIELDS))

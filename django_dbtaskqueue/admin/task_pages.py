@@ -81,7 +81,7 @@ def numbers_by_status(page: TaskPageAdmin, request: HttpRequest, search: Search)
     ):
         return {}
     place = (page.get_queryset(request).db, page.model._meta.concrete_model)
-    only = permissions.visible_names(queues, actor) if queues else permissions.visible_queues(actor)
+    only = list(filter(actor.sees, queues)) if queues else permissions.visible_queues(actor)
     counts = queue_counts(place, only, MAX_ROWS_OF_TABS).values()
     return {status: sum((one.statuses[status] for one in counts), NONE_COUNTED) for status in map(str, Status)}
 
@@ -98,7 +98,7 @@ def pickers(
     for status in map(str, Status):
         number = str(numbers.get(status, ""))
         tabs.append((status, _of_status(search, status, request.path), number, found == {status} and not every))
-    names = sorted(permissions.visible_names({*known_queues(), *queue_names(place), *queues}, actor))
+    names = sorted(filter(actor.sees, {*known_queues(), *queue_names(place), *queues}))
     order = request.GET.get(SORT_KEY, "")
     return {
         "tabs": [] if page.base_search else tabs,

@@ -429,7 +429,7 @@ def pollers(call: ApiCall) -> list[Annotated[Document, POLLER]]:
     rows = _visible(call, models.Poller)
     living = queue_stats.alive(rows.db)
     found = rows.order_by("-heartbeat_time", "pk")[:MAX_LISTED_ROWS]
-    names = [permissions.visible_names(queue_names_in(row.queues), call.actor) for row in found]
+    names = [list(filter(call.actor.sees, queue_names_in(row.queues))) for row in found]
     return [POLLER.of(row, alive=row.instance in living, queues=one) for row, one in zip(found, names, strict=True)]
 
 

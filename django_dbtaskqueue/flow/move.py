@@ -96,8 +96,11 @@ CHANGES_BY_VALUE: dict[str, Callable[[Mapping[str, Any]], Columns]] = {
 }
 CHANGE_GROUPS = {*CHANGES_BY_VALUE, "delete", "signal", *(verb for verb in CHANGES if "ready_time" in CHANGES[verb])}
 CALLS = {"mark_poison": "poison", "release_all": "release"}  # verbs that are counted as what pollers do
-IS_HERE = ~Q(parked_by__startswith=MOVING)  # no verb changes a task that another database may have already
-CAN_RUN_NOW = Q(parked_by__isnull=True) | Q(parked_by=GROUP)  # a task without a processor stays parked
+# What a task must fulfil besides its status. No verb changes a task that another database may have already.
+CONDITIONS = {
+    verb: ~Q(parked_by__startswith=MOVING) if CREATED in edge.sources else Q() for verb, edge in BY_VERB.items()
+}
+CONDITIONS["run_now"] &= Q(parked_by__isnull=True) | Q(parked_by=GROUP)  # a task without a processor stays parked
 
 
 def change(tasks: Tasks, verb: str, *, call: str = "") -> int:
@@ -106,21 +109,11 @@ def change(tasks: Tasks, verb: str, *, call: str = "") -> int:
     Deletions are counted in the same transaction; the holders get ``LeaseLost``. ``call``: how it is counted, if not by
     its verb.
     """
-    allowed = as_filterable(tasks).filter(here(verb), status__in=sources(verb))
+    allowed = as_filterable(tasks).filter(CONDITIONS[verb], status__in=sources(verb))
     with transaction.atomic(using=allowed.db):
         lock_groups(allowed, verb)
         rows = list(with_row_locks(allowed, wait=True).values_list(*LOCKED))
         return _change(base_rows(allowed), rows, verb, call=call)
-
-
-def here(verb: str) -> Q:
-    """Return the condition that a task is not on its way to another database, for a verb that could meet one."""
-    return IS_HERE if CREATED in sources(verb) else Q()
-
-
-def run_now(tasks: Tasks) -> int:
-    """Make waiting tasks due now, but not those without a processor."""
-    return change(as_filterable(tasks).filter(CAN_RUN_NOW), "run_now")
 
 
 def kick(tasks: Tasks, n: int) -> int:
@@ -148,8 +141,10 @@ def change_locked(tasks: Sequence[AbstractTask], verb: str, given: Mapping[str, 
     return _change(type(tasks[0])._base_manager.using(tasks[0]._state.db), rows, verb, given)
 
 
-def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[AbstractTask], bool]) -> list[int]:
-    """Give tasks the columns back that they had before an action. Call it in ``atomic``; return the ids changed.
+def put_back(
+    tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[AbstractTask], bool]
+) -> list[AbstractTask]:
+    """Give tasks the columns back that they had before an action. Call it in ``atomic``; return the tasks changed.
 
     Rows that another transaction has locked, and rows that are not ``unchanged`` since the action, stay as they are.
     """
@@ -166,7 +161,7 @@ def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[A
             base_rows(tasks).bulk_update(rows, names, batch_size=ROWS_PER_PUT_BACK)
             dependencies.let_go_if_ended(_session(tasks), [row.pk for row in rows if row.parked_by == PARENTS])
         _count(tasks, "put_back", [(row.pk, row.queue, row.group_key, row.status) for row in rows])
-    return [row.pk for row in rows]
+    return rows
 
 
 def _change(

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from django.db import connections, transaction
-from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
+from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.timezone import make_aware
 
@@ -29,6 +29,7 @@ from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.enqueue import checked_text, enqueue, row_of
+from django_dbtaskqueue.flow.selection import lock_first
 from django_dbtaskqueue.models import AbstractTask, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES, PERSON
 
@@ -87,7 +88,7 @@ class Definition:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Definition:
-        """Return the definition with these fields; others have their defaults. Another release may know more."""
+        """Return the definition with these fields, such as those of a row; others have their defaults."""
         known = {name: values[name] for name in SCHEDULE_FIELDS if name in values}
         return cls(**known)  # type: ignore[arg-type]
 
@@ -117,11 +118,6 @@ class Definition:
 SCHEDULE_FIELDS = tuple(field.name for field in fields(Definition))
 
 
-def definition_of(row: Schedule) -> Definition:
-    """Return what a row says."""
-    return Definition(**{name: getattr(row, name) for name in SCHEDULE_FIELDS})
-
-
 def home_of(queue: str) -> str:
     """Return the database of a queue's schedules: that of its tasks, or its first shard."""
     return aliases_of(queue)[0]
@@ -131,13 +127,6 @@ def rows_on(alias: str) -> QuerySet[Schedule]:
     """Return the schedules of a database, each with the database's time as ``clock``."""
     found: QuerySet[Schedule] = Schedule.objects.using(alias).annotate(**DATABASE_CLOCK)
     return found
-
-
-def locked(rows: QuerySet[Schedule]) -> Schedule | None:
-    """Return the one row, locked; None if it is not there, or another transaction has it. Call it in ``atomic``."""
-    if connections[rows.db].features.has_select_for_update_skip_locked:
-        return rows.select_for_update(skip_locked=True).first()
-    return rows.first() if rows.update(note=F("note")) else None  # first a write: SQLite locks by it
 
 
 def reschedule(row: Schedule, alias: str) -> None:
@@ -163,14 +152,14 @@ def declare(alias: str, declared: Mapping[str, Definition]) -> None:
                 reschedule(row, alias)
                 Schedule.objects.using(alias).bulk_create([row], ignore_conflicts=True)
             elif rows[name].code != said or rows[name].source != CODE:
-                found = locked(rows_on(alias).filter(name=name))
+                found = lock_first(rows_on(alias).filter(name=name))
                 if found is not None:
                     _follow(found, said, alias)
 
 
 def _follow(row: Schedule, said: dict[str, object], alias: str) -> None:
     """Change the fields of a row that no person changed to what the code says."""
-    before = definition_of(row)
+    before = Definition.of(vars(row))
     if row.source != CODE:  # a person made a schedule with this name: what differs is the person's
         row.edited = [name for name in SCHEDULE_FIELDS if getattr(row, name) != said[name]]
     for name in SCHEDULE_FIELDS:
@@ -221,7 +210,7 @@ def _note(alias: str, name: str, error: Exception) -> None:
 def _tick(alias: str, name: str) -> int | None:
     """Enqueue the tasks of a schedule that is due, and move it on; return their number. None: another has the row."""
     with transaction.atomic(using=alias):
-        row = locked(rows_on(alias).filter(name=name, paused=False, next_time__lte=Now()))
+        row = lock_first(rows_on(alias).filter(name=name, paused=False, next_time__lte=Now()))
         if row is None or row.next_time is None:
             return None
         check_timing(row.cron, row.timezone)
@@ -275,5 +264,5 @@ def is_unfinished(row: Schedule, alias: str) -> bool:
 
 def enqueue_scheduled(row: Schedule, reference: str, alias: str) -> AbstractTask:
     """Enqueue a task of a schedule. One that is there with this reference stays alone."""
-    payload = definition_of(row).readable_payload()
+    payload = Definition.of(vars(row)).readable_payload()
     return enqueue(row.queue, reference, payload, priority=row.priority, on_duplicate="ignore", using=alias)

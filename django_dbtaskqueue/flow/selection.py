@@ -1,18 +1,20 @@
-"""Selections of task rows, as the verbs of ``move`` and ``retention`` need them."""
+"""Selections of rows and their locks, as the verbs of ``move`` and ``retention`` need them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import transaction
-from django.db.models import Count, QuerySet
+from django.db.models import Count, F, QuerySet
 
-from django_dbtaskqueue.models import AbstractTask, MinuteCount, Step, UsedReference
+from django_dbtaskqueue.models import AbstractTask, BulkOperation, MinuteCount, Schedule, Step, UsedReference
 from django_dbtaskqueue.models.control import DELETION
 from django_dbtaskqueue.models.tasks import RECEIVED, SENT
 
 Tasks = QuerySet[AbstractTask]
+Rows = TypeVar("Rows", bound=QuerySet[Any])
+M = TypeVar("M", BulkOperation, Schedule)
 
 
 def base_rows(tasks: Tasks) -> Tasks:
@@ -52,15 +54,23 @@ def _is_a_filter(tasks: Tasks) -> bool:
     return not any(more) and set(query.alias_map) <= {tasks.model._meta.db_table}
 
 
-def with_row_locks(tasks: Tasks, *, wait: bool = False) -> Tasks:
-    """Return what ``as_filterable`` returned, so that reading it locks the rows in the order of their ids.
+def with_row_locks(rows: Rows, *, wait: bool = False) -> Rows:
+    """Return rows, so that reading them locks them in the order of their ids.
 
     All that wait for row locks lock in this order, so there are no deadlocks. Rows that another transaction has locked
     are skipped, or waited for (``wait``).
     """
-    if transaction.get_connection(tasks.db).features.has_select_for_update_skip_locked:
-        tasks = tasks.select_for_update(skip_locked=not wait)
-    return tasks.order_by("pk")
+    features = transaction.get_connection(rows.db).features
+    if features.has_select_for_update_skip_locked:
+        rows = rows.select_for_update(skip_locked=not wait, of=("self",) * features.has_select_for_update_of)
+    return rows.order_by("pk")
+
+
+def lock_first(rows: QuerySet[M]) -> M | None:
+    """Return the first row that no other transaction has, locked; None if there is none. Call it in ``atomic``."""
+    if transaction.get_connection(rows.db).features.has_select_for_update_skip_locked:
+        return rows.select_for_update(skip_locked=True).first()
+    return rows.first() if rows.update(note=F("note")) else None  # first a write: SQLite locks by it
 
 
 def delete_and_count(tasks: Tasks) -> int:

@@ -99,9 +99,7 @@ class TaskQuerySet(models.QuerySet["T"]):
 
     def run_now(self) -> int:
         """CREATED tasks become due now. Those without a processor stay parked, and are not counted."""
-        from django_dbtaskqueue.flow import move
-
-        return move.run_now(self)
+        return self._change("run_now")
 
     def release_all(self) -> int:
         """PROCESSING → CREATED, due now. Revokes live leases: their holders get ``LeaseLost``."""

@@ -24,9 +24,9 @@ from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.enqueue import enqueue_task
-from django_dbtaskqueue.flow.move import put_back
+from django_dbtaskqueue.flow.move import lock_groups, put_back
 from django_dbtaskqueue.flow.placement import own_fields
-from django_dbtaskqueue.flow.selection import same_rows
+from django_dbtaskqueue.flow.selection import same_rows, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, FailureGroup, TaskChange
 from django_dbtaskqueue.models.control import FINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -101,19 +101,17 @@ def actions_on(task: AbstractTask) -> list[TaskChange]:
     return [change for change in near[:MAX_ACTIONS_OF_TASK] if task.pk in change.task_ids]
 
 
-def restore(
-    change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, may: Callable[[str], bool]
-) -> tuple[list[int], dict[str, list[int]]]:
-    """Put the tasks of a change back as they were; return the ids of those put back, and of the others by reason.
+def restore(change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, actor: Actor) -> ActReport:
+    """Put the tasks of a change back as they were, where the actor may use its verb.
 
-    ``may`` says whether the actor may do so on a queue. A task that changed since the action stays as it is; one that
-    is not in ``tasks`` counts as not there.
+    A task that changed since the action stays as it is; one that is not in ``tasks`` counts as not there.
     """
     before = dict(zip(change.task_ids, map(_as_waiting, _unpacked(change, tasks.model)), strict=True))
     rows = tasks.filter(pk__in=change.task_ids)
     now = {task.pk: task for task in rows.only("queue", "reference", "last_update_time")}
     taken = _taken(tasks.model._default_manager.using(tasks.db), now.values(), before) if verb.name == "move" else ()
     skips: dict[str, list[int]] = defaultdict(list)
+    wanted = {}
     for pk in change.task_ids:
         if pk not in now:
             skips[_("there is no such task")].append(pk)
@@ -121,15 +119,14 @@ def restore(
             skips[_("changed since")].append(pk)
         elif pk in taken:
             skips[_("its reference is taken in its old queue")].append(pk)
-        elif denied := [queue for queue in {now[pk].queue, before[pk]["queue"]} if not may(queue)]:
+        elif denied := [queue for queue in {now[pk].queue, before[pk]["queue"]} if not actor.may(verb, queue)]:
             skips[_("not permitted on queue %(queue)s") % {"queue": denied[0]}].append(pk)
-    left = {pk for ids in skips.values() for pk in ids}
-    wanted = {pk: before[pk] for pk in change.task_ids if pk not in left}
-    chosen = rows.filter(pk__in=list(wanted))
-    back = put_back(chosen, wanted, lambda task: task.last_update_time == change.after_time) if wanted else []
-    if missed := sorted(set(wanted) - set(back)):
+        else:
+            wanted[pk] = before[pk]
+    back = put_back(rows.filter(pk__in=list(wanted)), wanted, lambda task: task.last_update_time == change.after_time)
+    if missed := sorted(wanted.keys() - {task.pk for task in back}):
         skips[_("another transaction is changing it")] += missed
-    return back, dict(skips)
+    return ActReport(len(back), dict(skips), back)
 
 
 def _as_waiting(before: Columns) -> Columns:
@@ -269,7 +266,7 @@ def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, 
     verb.check(tasks.model, alias, request.options, actor)
     with recorded(alias):
         report = change(tasks, ids, request, actor)
-        log(actor, report.tasks, DELETION if verb.deletes else CHANGE, note(request))
+        log(actor, report.tasks, DELETION if verb.deletes else CHANGE, verb.words(request.options, request.reason))
         details, counts = _details(request, report), {"changed": report.changed, "skipped": report.skipped}
         if report.changed and verb.undoable:  # stored as a bulk operation that has ended, it is put back as one
             found = replace(request, query=f"id:{','.join(map(str, ids[:MAX_IDS_IN_AUDIT]))}")
@@ -287,20 +284,21 @@ def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, 
 def change(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:
     """Change those of these tasks that can be changed, and say why the others cannot. Call it in ``atomic``; no record.
 
-    A task that is not in ``tasks``, or of a queue that the actor may not view, counts as not there.
-
-    Each task that can be changed is read once, and locked by that. Rows that another transaction has locked are
-    skipped: an action never waits for a processor's transaction.
+    A task that is not in ``tasks``, or of a queue that the actor may not view, counts as not there. Each task that can
+    be changed is read once, and locked by that. Rows that another transaction has locked are skipped: an action never
+    waits for a processor's transaction.
     """
-    rows = narrow(tasks, actor)
-    eligible = request.verb.eligible(rows.filter(pk__in=ids), request.options)
-    request.verb.lock_groups(eligible, request.options)
-    locked = {row.pk: row for row in _lock(eligible, request.verb)}
-    refused = request.verb.refused(list(locked.values()))
+    rows, verb = narrow(tasks, actor), request.verb
+    eligible = rows.filter(verb.condition(rows.model, request.options), pk__in=ids)
+    lock_groups(eligible, verb.edge, {"queue": request.options.queue})
+    restored, payload = () if verb.deletes else RESTORED, ("payload",) if verb.name == "edit" else ()
+    columns = ("queue", "status", "group_key", "reference", "fingerprint", *restored, *payload)
+    locked = {row.pk: row for row in with_row_locks(eligible.only(*columns))}
+    refused = verb.refused(list(locked.values()))
     left = [pk for pk in ids if pk not in locked]
     why = _reasons_for_others(rows.filter(pk__in=left), request) if left else {}
     queues = {row.queue for row in locked.values()} | {queue for queue, _reason in why.values()}
-    denied = {queue for queue in queues if not request.verb.allowed(actor, queue)}
+    denied = {queue for queue in queues if not verb.allowed(actor, queue)}
     report, skips = ActReport(), defaultdict(list)
     for pk in ids:
         queue, reason = why.get(pk, ("", _("there is no such task")))
@@ -312,7 +310,7 @@ def change(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, acto
             skips[reason].append(pk)
         else:
             report.tasks.append(locked[pk])
-    report.changed = request.verb.run(report.tasks, request.options, actor.name) if report.tasks else 0
+    report.changed = verb.run(report.tasks, request.options, actor.name) if report.tasks else 0
     report.skips = dict(skips)
     return report
 
@@ -331,19 +329,8 @@ def _details(request: ActionRequest, report: ActReport) -> dict[str, Any]:
         "tasks": named(report.tasks),
         "skips": {reason: len(ids) for reason, ids in report.skips.items()},
         "skipped_ids": {reason: ids[:MAX_IDS_IN_AUDIT] for reason, ids in report.skips.items()},
-        **words_of(request),
+        **({"action": request.verb.words(request.options)} if request.verb.inputs else {}),
     }
-
-
-def words_of(request: ActionRequest) -> dict[str, str]:
-    """Return the words of a verb with options, for the audit."""
-    return {"action": request.verb.words(request.options)} if request.verb.inputs else {}
-
-
-def note(request: ActionRequest) -> str:
-    """Return a request in words, for Django's log."""
-    words = request.verb.words(request.options)
-    return f"{words} ({request.reason})" if request.reason else words
 
 
 def _reasons_for_others(tasks: TaskQuerySet, request: ActionRequest) -> dict[int, tuple[str, str]]:
@@ -359,17 +346,6 @@ def _reasons_for_others(tasks: TaskQuerySet, request: ActionRequest) -> dict[int
 
     read = tasks.annotate(fits=fits).values_list("pk", "queue", "status", "fits")
     return {pk: (queue, reason(status, fits=fits)) for pk, queue, status, fits in read}
-
-
-def _lock(tasks: TaskQuerySet, verb: TaskVerb) -> TaskQuerySet:
-    """Return the rows that no other transaction has locked, with what an action needs; reading them locks them."""
-    features = transaction.get_connection(tasks.db).features
-    restored, payload = () if verb.deletes else RESTORED, ("payload",) if verb.name == "edit" else ()
-    columns = ("queue", "status", "group_key", "reference", "fingerprint", *restored, *payload)
-    tasks = tasks.only(*columns).order_by("pk")
-    if not features.has_select_for_update_skip_locked:
-        return tasks
-    return tasks.select_for_update(skip_locked=True, of=("self",) * features.has_select_for_update_of)
 
 
 # -- the record --------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError, connections, transaction
-from django.db.models import F, Max, Min, QuerySet
+from django.db import OperationalError, transaction
+from django.db.models import F, Max, Min
 from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext as _
 
@@ -23,6 +23,7 @@ from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.db.session import model_named
+from django_dbtaskqueue.flow.selection import lock_first
 from django_dbtaskqueue.models import BulkOperation, TaskChange
 from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -111,8 +112,10 @@ def _ordered(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **column
     with actions.recorded(tasks.db):
         operation = actions.new_operation(tasks, request, actor, cursor=columns["first_id"], **columns)
         operation.refresh_from_db(using=tasks.db)
-        _record(operation, request.verb, actor, reason=request.reason, details=actions.words_of(request))
-        actions.log(actor, [operation], ADDITION, f"{actions.note(request)}: {operation.query}")
+        details = {"action": request.verb.words(request.options)} if request.verb.inputs else {}
+        _record(operation, request.verb, actor, reason=request.reason, details=details)
+        words = request.verb.words(request.options, request.reason)
+        actions.log(actor, [operation], ADDITION, f"{words}: {operation.query}")
     return operation
 
 
@@ -215,7 +218,7 @@ def turn(using: str) -> bool:
         return False
     try:
         with transaction.atomic(using=using):
-            operation = _taken(waiting, due)
+            operation = lock_first(waiting)
             if operation is None:
                 return False
             due = operation.pk
@@ -231,25 +234,11 @@ def turn(using: str) -> bool:
     return True
 
 
-def _taken(waiting: QuerySet[BulkOperation], due: int) -> BulkOperation | None:
-    """Lock the operation whose turn it is; None when another process has it."""
-    connection = connections[waiting.db]
-    if connection.features.has_select_for_update_skip_locked:
-        return waiting.select_for_update(skip_locked=True).first()
-    # A write comes first: the lock of the whole database that it takes is held to the end of the chunk.
-    if not waiting.filter(pk=due).update(update_time=Now()):
-        return None
-    return waiting.get(pk=due)
-
-
 # -- one chunk, inside the transaction that holds the operation's row --------------------------------------------------
 
 
 def step(operation: BulkOperation) -> None:
-    """Carry out the next chunk and write what came of it; end the operation after the last one.
-
-    Raises ``PermissionDenied`` when the user who ordered it may no longer do so.
-    """
+    """Carry out the next chunk and write what came of it; end the operation after the last one."""
     verb, user = verb_of(operation), None
     if operation.actor_id:  # with the permissions of now: one that was revoked ends the operation
         user = get_user_model()._default_manager.filter(pk=operation.actor_id).first()
@@ -261,37 +250,32 @@ def step(operation: BulkOperation) -> None:
         raise PermissionDenied(words % {"who": operation.actor, "verb": verb.name})
     operation.start_time = operation.start_time or Now()
     operation.state = RUNNING
-    change = _put_back_step if operation.verb == PUT_BACK.name else _change
-    words = change(operation, verb, actor)
+    shown, change = (PUT_BACK, _put_back_step) if operation.verb == PUT_BACK.name else (verb, _change)
+    _count_in(operation, change(operation, verb, actor), shown)
     if operation.cursor >= operation.last_id or _remaining(operation) == 0:
         end(operation, FINISHED)
+        words = shown.words(VerbOptions.from_json(operation.options), operation.reason)
         actions.log(actor, [operation], CHANGE, f"{words}: {operation.changed} / {operation.skipped}")
     operation.update_time = Now()
     operation.save(using=operation._state.db)
 
 
-def _change(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> str:
+def _change(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> ActReport:
     request = ActionRequest(verb, operation.reason, VerbOptions.from_json(operation.options), operation.query)
     tasks = narrow(_tasks(operation), actor)
     ids = _next_chunk(operation, tasks, select(operation.query, tasks))
-    report = actions.change(_tasks(operation), ids, request, actor) if ids else ActReport()
-    _count_in(operation, report, verb)
-    return actions.note(request)
+    return actions.change(_tasks(operation), ids, request, actor) if ids else ActReport()
 
 
-def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> str:
-    """Put back the tasks of the next recorded change; return the action in words."""
+def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> ActReport:
+    """Put back the tasks of the next recorded change."""
     tasks, of = narrow(_tasks(operation), actor), operation.options["operation"]
     rest = TaskChange.objects.using(tasks.db).filter(
         operation_id=of, pk__gt=operation.cursor, pk__lte=operation.last_id, skip_reason=""
     )
-    change, report = rest.order_by("pk").first(), ActReport()
+    change = rest.order_by("pk").first()
     operation.cursor = operation.last_id if change is None else change.pk
-    if change is not None:
-        back, report.skips = actions.restore(change, tasks, verb, lambda queue: actor.may(verb, queue))
-        report.changed, report.tasks = len(back), list(tasks.filter(pk__in=back))
-    _count_in(operation, report, PUT_BACK)
-    return actions.note(ActionRequest(PUT_BACK, operation.reason))
+    return ActReport() if change is None else actions.restore(change, tasks, verb, actor)
 
 
 def _tasks(operation: BulkOperation) -> TaskQuerySet:

@@ -24,6 +24,7 @@ from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError, Un
 from django_dbtaskqueue.core.masking import is_masked
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow.placement import known_queues
+from django_dbtaskqueue.flow.selection import Rows
 from django_dbtaskqueue.models import AuditEntry, Batch, BulkOperation, Poller, Queue, SavedSearch
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.operations.bounded_reads import queue_names
@@ -257,7 +258,6 @@ def _system_user() -> str:
 # Rows of hidden queues are left out of every list, count, chart and answer. Without ``DBTASKQUEUE["CAN_VIEW"]``, and
 # without a token for some queues, nothing is hidden and no query is made.
 
-Rows = TypeVar("Rows", bound=QuerySet[Any])
 MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches
 
 
@@ -272,9 +272,9 @@ def visible_queues(actor: Actor) -> list[str] | None:
 
 def narrow(rows: Rows, actor: Actor) -> Rows:
     """Return those of ``rows`` that the actor may view."""
-    names = visible_queues(actor)
-    found: Any = rows if names is None else rows.filter(_condition(rows, names, actor))
-    return cast(Rows, found)
+    if actor.sees_all:
+        return rows
+    return rows.filter(_condition(rows, visible_queues(actor) or [], actor))
 
 
 def check_queue(queue: str, actor: Actor) -> None:
@@ -289,7 +289,7 @@ def check_there(queues: Iterable[str], actor: Actor) -> None:
     names = all_queues()
     for queue in queues:
         if queue not in names:
-            raise UnknownQueue(queue, visible_names(names, actor))
+            raise UnknownQueue(queue, filter(actor.sees, names))
 
 
 def queues_of(text: str) -> tuple[str, ...]:
@@ -359,8 +359,3 @@ def check_cancel(operation: BulkOperation, verb: Verb, actor: Actor) -> None:
         return
     for queue in queues or all_queues():
         check_may(verb, actor, queue)
-
-
-def visible_names(names: Iterable[str], actor: Actor) -> list[str]:
-    """Return those of the names that the actor may view."""
-    return [name for name in names if actor.sees(name)]

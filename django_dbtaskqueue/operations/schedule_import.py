@@ -24,7 +24,7 @@ from django_dbtaskqueue.conf.cron import default_zone
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError, near_match
 from django_dbtaskqueue.core.masking import masked_text
-from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS, Definition, definition_of, home_of, rows_on
+from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS, Definition, home_of, rows_on
 from django_dbtaskqueue.operations.actions import recorded
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.schedules import SCHEDULE_VERBS, act_on_schedule, add_schedule
@@ -94,7 +94,7 @@ def _write(one: Imported, made: Definition, actor: Actor, source: str, *, dry_ru
     alias = home_of(made.queue)
     there = rows_on(alias).filter(pk=one.name).first()
     if there is not None:
-        before = definition_of(there)
+        before = Definition.of(vars(there))
         if different := [name for name in SCHEDULE_FIELDS if getattr(before, name) != getattr(made, name)]:
             raise Untranslatable(f"there is a schedule with this name here, with another {', '.join(different)}")
         return "unchanged"

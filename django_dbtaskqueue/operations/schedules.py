@@ -222,10 +222,7 @@ SCHEDULE_VERBS = by_name(
 
 
 def act_on_schedule(verb: Verb, name: str, actor: Actor, *, reason: str = "", using: str | None = None) -> Schedule:
-    """Pause, resume, run, reset or delete a schedule, and record it, in one transaction; return the row.
-
-    Raises ``OperationRefused`` where it does not fit, and ``PermissionDenied``.
-    """
+    """Pause, resume, run, reset or delete a schedule; return the row. Raises as ``add_schedule`` does."""
     row = _found(name, actor, using)
     check(verb, reason, actor, row.queue)
     alias = str(row._state.db)
@@ -290,7 +287,7 @@ def _change(row: Schedule, verb: str, alias: str) -> None:
 
 def _set(row: Schedule, new: Definition, alias: str) -> None:
     """Set a definition in a row, note what differs from the code, and set the next tick if its times changed."""
-    old = schedule.definition_of(row)
+    old = Definition.of(vars(row))
     for name in SCHEDULE_FIELDS:
         setattr(row, name, getattr(new, name))
     said = Definition.of(row.code) if row.code else new
@@ -331,7 +328,7 @@ def edit_schedule(
     with recorded(alias):
         row = _locked(name, alias)
         queue = row.queue
-        old = schedule.definition_of(row)
+        old = Definition.of(vars(row))
         new = Definition.of({**asdict(old), **values})
         if "payload" in values:
             new = replace(new, payload=with_secrets_of(row.payload, values["payload"]))

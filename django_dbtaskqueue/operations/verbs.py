@@ -1,13 +1,10 @@
-"""The operator's verbs as data: the admin, the command line and the API all read them here.
-
-Permissions are not checked here: callers ask ``permissions.can_operate`` first.
-"""
+"""The operator's verbs as data, for the admin, the command line and the API. Their callers check permissions first."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from itertools import zip_longest
 from typing import Any
@@ -25,7 +22,7 @@ from django_dbtaskqueue.core.json import dumps
 from django_dbtaskqueue.core.masking import MASKED, masked
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.db.session import aliases_of, model_for
-from django_dbtaskqueue.flow.move import CAN_RUN_NOW, IS_HERE, change_locked, lock_groups
+from django_dbtaskqueue.flow.move import CONDITIONS, change_locked
 from django_dbtaskqueue.flow.port import signal_all
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
@@ -224,7 +221,7 @@ class TaskVerb(Verb):
                 values[one.field] = one.read(value)
             except ValueError as error:
                 raise OperationRefused(f"{one.name!r}: {error}.") from None
-        return replace(VerbOptions(), **values)
+        return VerbOptions(**values)
 
     def check(self, model: type[AbstractTask], alias: str, options: VerbOptions, actor: Actor) -> None:
         """Raise ``UnknownQueue`` or ``OperationRefused`` for options that do not fit the table, or the actor."""
@@ -248,11 +245,9 @@ class TaskVerb(Verb):
 
     def condition(self, model: type[AbstractTask], options: VerbOptions) -> Q:
         """Return what a task must fulfil for the verb to change it."""
-        found = Q(status__in=self.sources) & (IS_HERE if Status.CREATED in self.sources else Q())
+        found = Q(status__in=self.sources) & CONDITIONS[self.edge]
         if self.ages:
             found &= finished_before(options.older_than)
-        if self is RUN_NOW:
-            found &= CAN_RUN_NOW
         if self is MOVE:
             there = model._default_manager.filter(queue=options.queue, reference=OuterRef("reference"))
             found &= ~Q(queue=options.queue) & ~Q(Exists(there))
@@ -261,11 +256,6 @@ class TaskVerb(Verb):
     def eligible(self, tasks: TaskQuerySet, options: VerbOptions) -> TaskQuerySet:
         """Return those of ``tasks`` that the verb would change now."""
         return tasks.filter(self.condition(tasks.model, options))
-
-    def lock_groups(self, tasks: TaskQuerySet, options: VerbOptions) -> None:
-        """Lock the groups that ``run`` changes. Groups are locked before rows everywhere."""
-        if not self.ages:  # a signal makes tasks due, as RUN_NOW does
-            lock_groups(tasks, RUN_NOW.name if self is SEND_SIGNAL else self.edge, {"queue": options.queue})
 
     def refused(self, tasks: Sequence[AbstractTask]) -> dict[int, str]:
         """Return those of the locked tasks that cannot change together with the others, and why."""
@@ -310,15 +300,16 @@ class TaskVerb(Verb):
             return gettext("%(reason)s, or in %(queue)s already, or its reference is taken there") % facts
         return words
 
-    def words(self, options: VerbOptions) -> str:
+    def words(self, options: VerbOptions, reason: str = "") -> str:
         """Return the verb with its options, for records."""
+        more = f" ({reason})" if reason else ""
         if self.ages:
             days = options.older_than.days
             age = ngettext("older than %(days)s day", "older than %(days)s days", days) % {"days": days}
-            return f"{self.label}: {age}, {options.to}"
+            return f"{self.label}: {age}, {options.to}{more}"
         given = [getattr(options, one.field) for one in self.inputs if not one.is_json]
         texts = (format_duration(value) if isinstance(value, timedelta) else str(value) for value in given)
-        return ": ".join([str(self.label), *texts])
+        return ": ".join([str(self.label), *texts]) + more
 
 
 REPROCESS = TaskVerb(

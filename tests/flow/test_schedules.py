@@ -16,6 +16,7 @@ from django_dbtaskqueue.conf.cron import ticks
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.flow import schedule
 from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due
+from django_dbtaskqueue.flow.selection import lock_first
 from django_dbtaskqueue.models import Schedule, Task
 from django_dbtaskqueue.operations.schedules import declared
 from django_dbtaskqueue.poller.heartbeat import ScheduleJob
@@ -252,7 +253,7 @@ def test_a_tick_that_another_poller_has_begun_is_left_to_it() -> None:
 
     def begin() -> None:
         with transaction.atomic():
-            assert schedule.locked(schedule.rows_on("default").filter(pk="s"))
+            assert lock_first(schedule.rows_on("default").filter(pk="s"))
             begun.set()
             over.wait(PATIENCE)
 

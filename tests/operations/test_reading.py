@@ -23,7 +23,7 @@ from tests.factories import QUEUE, make_task
 from tests.operations.site import POLLERS, QUEUES, TASKS, attempt, page as shown, sql, text
 
 SECOND = timedelta(seconds=1)
-MAX_CALLS_TO_CONFIRM = 130  # of the package's functions; ten of them so that the act can be undone
+MAX_CALLS_TO_CONFIRM = 120  # of the package's functions; ten of them so that the act can be undone
 MAX_CALLS_PER_ROW = 700  # of Python functions; with the library's cells it is above 1,500
 
 
