@@ -12,19 +12,21 @@ finishes each such batch. A task needs no reference for this: its id in the sour
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 from uuid import uuid4
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connections, transaction
 from django.db.models import F, Field, JSONField, Q, QuerySet, TextField
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast, Now
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
 from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING
 from django_dbtaskqueue.core.states import CREATED, PROCESSING
@@ -63,7 +65,7 @@ class Mark(NamedTuple):
 class Moved:
     """What became of the tasks of a queue."""
 
-    moved: dict[tuple[str, str], int] = field(default_factory=dict)  # by source and target
+    moved: Counter[tuple[str, str]] = field(default_factory=Counter)  # by source and target
     refused: dict[str, list[str]] = field(default_factory=dict)  # why, and which: "alias/id"
 
     def refuse(self, alias: str, reasons: Iterable[tuple[int, str]]) -> None:
@@ -83,12 +85,17 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardMove:
-    """The move of one queue's waiting tasks. ``target`` None: each task goes where an enqueue would put it now."""
+    """The move of one queue's waiting tasks. ``target`` None: each task goes where an enqueue would put it now.
+
+    ``note`` writes the audit: called with source, target, one of both, and how many tasks this one's transaction moves.
+    """
 
     queue: str
     target: str | None = None
     behind: bool = False  # a group goes also where it has tasks already: behind them
     at_step: Callable[[str], object] = str  # called between the transactions, with what was done
+    note: Callable[[str, str, str, int], object] = lambda *_: None
+    report: Moved = field(default_factory=Moved)
 
     @property
     def model(self) -> type[AbstractTask]:
@@ -98,18 +105,36 @@ class ShardMove:
         """Return the queue's tasks on a database."""
         return self.model._base_manager.using(alias).filter(queue=self.queue)
 
-    # -- where a task belongs ------------------------------------------------------------------------------------------
+    def run(self, homes: Sequence[str], sources: Sequence[str], limit: int | None) -> None:
+        """Finish the batches that killed runs left, then move the tasks of ``sources``; ``homes`` are the queue's."""
+        for source in dict.fromkeys([*sources, *homes]):
+            for mark in self.unfinished(source):
+                self.finish(source, mark)
+            for target in homes:
+                self.close_finished(source, target)
+        for source in sources:
+            self._move_from(source, limit)
 
-    def target_of(self, alias: str, reference: str | None, payload: object) -> str:
-        """Return where a task belongs. Without a reference or a router it may stay on any of the queue's shards."""
-        settings, homes = conf.default_settings(self.queue), aliases_of(self.queue)
-        if self.target is not None:
-            return self.target
-        if not settings.shards:
-            return homes[0]
-        if settings.router is None and reference is None and alias in homes:
-            return alias
-        return route(settings, reference, payload)
+    def _move_from(self, source: str, limit: int | None) -> None:
+        """Move the tasks of one database, in the order of their ids."""
+        last, done = 0, set[str]()
+        waiting = self.tasks(source).filter(status=CREATED).exclude(parked_by__startswith=MOVING)
+        while limit is None or sum(self.report.moved.values()) < limit:
+            left = TASKS_PER_SHARD_BATCH if limit is None else limit - sum(self.report.moved.values())
+            found = self.candidates(source, waiting.filter(pk__gt=last), min(left, TASKS_PER_SHARD_BATCH))
+            if not found:
+                return
+            last = found[-1].pk
+            wanted = [one for one in found if (one.target != source or one.reason) and one.group not in done]
+            done |= {one.group for one in wanted if one.group is not None}
+            if not wanted:
+                continue
+            marks = self.mark(source, wanted)
+            self.at_step("marked")
+            for mark in marks:
+                self.finish(source, mark)
+
+    # -- where a task belongs ------------------------------------------------------------------------------------------
 
     def candidates(self, alias: str, tasks: Tasks, limit: int | None = None) -> list[Candidate]:
         """Return the first of some waiting tasks with their targets, in the order of their ids."""
@@ -117,14 +142,22 @@ class ShardMove:
         return [Candidate(pk, group, *self._placed(alias, *named)) for pk, group, *named in rows]
 
     def _placed(self, alias: str, reference: str | None, payload: object) -> tuple[str, str]:
+        """Return where a task belongs. Without a reference or a router it may stay on any of the queue's shards."""
+        settings, homes = conf.default_settings(self.queue), aliases_of(self.queue)
+        if self.target is not None:
+            return self.target, ""
+        if not settings.shards:
+            return homes[0], ""
+        if settings.router is None and reference is None and alias in homes:
+            return alias, ""
         try:
-            return self.target_of(alias, reference, payload), ""
+            return route(settings, reference, payload), ""
         except Exception as error:  # the project's router may raise anything for one task
             return alias, _("the router failed: %(error)s") % {"error": f"{type(error).__name__}: {error}"[:200]}
 
     # -- 1: mark -------------------------------------------------------------------------------------------------------
 
-    def mark(self, alias: str, found: Sequence[Candidate], report: Moved) -> list[Mark]:
+    def mark(self, alias: str, found: Sequence[Candidate]) -> list[Mark]:
         """Mark those of the candidates that can move, each group as a whole; return the marks, one for each target."""
         session, keys = Session.on(alias, self.model), {one.group for one in found if one.group is not None}
         marks: dict[str, Mark] = {}
@@ -138,7 +171,7 @@ class ShardMove:
             locked = {row.pk: row for row in read}
             reasons = self._reasons(alias, locked, members)
             self._keep_groups_whole(alias, members, reasons)
-            report.refuse(alias, reasons.items())
+            self.report.refuse(alias, reasons.items())
             by_target: dict[str, list[int]] = defaultdict(list)
             for one in members:
                 if one.pk not in reasons and one.target != alias:
@@ -205,51 +238,45 @@ class ShardMove:
         found = self.tasks(alias).filter(parked_by__startswith=MOVING)
         return [Mark.read(text) for text in _texts(found, "parked_by")]
 
-    def finish(self, alias: str, mark: Mark, report: Moved, note: Callable[[str, int], object]) -> None:
-        """Move the tasks of a mark, wherever a run was killed. ``note`` writes the audit in each transaction."""
+    def finish(self, alias: str, mark: Mark) -> None:
+        """Move the tasks of a mark, wherever a run was killed."""
+        if mark.target not in connections.settings:
+            words = _("A move to %(alias)s is not finished, and DATABASES has no such alias.")
+            raise OperationRefused(words % {"alias": mark.target})
         session, marked = Session.on(alias, self.model), self.tasks(alias).filter(parked_by=str(mark))
         keys = set(_texts(marked, "group_key"))
         with transaction.atomic(using=alias):
             _begin(session)
             groups.lock(session, self.queue, keys)
             rows = list(with_row_locks(_with_texts(marked), wait=True))
-            came = self._insert(alias, mark, rows, lambda number: note(mark.target, number))
+            came = self._insert(alias, mark, rows)
             self.at_step("inserted")
             left = [row for row in rows if row.pk not in came]
             self._delete(alias, [row for row in rows if row.pk in came])
             if left:
                 self._unmark(session, [row.pk for row in left], keys)
                 words = _("%(target)s has a task with its reference, or refused it") % {"target": mark.target}
-                report.refuse(alias, ((row.pk, words) for row in left))
-            note(alias, len(came))
+                self.report.refuse(alias, ((row.pk, words) for row in left))
+            self.note(alias, mark.target, alias, len(came))
         self.at_step("deleted")
-        self.close_batch(alias, mark)
-        pair = (alias, mark.target)
-        report.moved[pair] = report.moved.get(pair, 0) + len(came)
-
-    def close_batch(self, alias: str, mark: Mark) -> None:
-        """Delete from the target's ledger what a batch wrote there."""
         _ledger(mark.target, alias, mark.token)._raw_delete(mark.target)
+        self.report.moved[alias, mark.target] += len(came)
 
     def close_finished(self, alias: str, target: str) -> None:
         """Delete from the target's ledger the batches whose tasks have left the source: their run was killed after."""
         keys = _ledger(target, alias).values_list("reference", flat=True)
         for token in {key.removeprefix(f"{alias}:").partition(":")[0] for key in keys}:
-            mark = Mark(target, token)
-            if not self.model._base_manager.using(alias).filter(parked_by=str(mark)).exists():
-                self.close_batch(alias, mark)
+            if not self.model._base_manager.using(alias).filter(parked_by=str(Mark(target, token))).exists():
+                _ledger(target, alias, token)._raw_delete(target)
 
-    def _insert(self, alias: str, mark: Mark, rows: list[AbstractTask], note: Callable[[int], object]) -> set[int]:
+    def _insert(self, alias: str, mark: Mark, rows: list[AbstractTask]) -> set[int]:
         """Insert rows into the target, or find that a run before has; return the ids that are there."""
         for _round in range(INSERT_ROUNDS):
-            try:
-                with transaction.atomic(using=mark.target):
-                    return self._insert_free(alias, mark, rows, note)
-            except IntegrityError:
-                continue
+            with suppress(IntegrityError), transaction.atomic(using=mark.target):
+                return self._insert_free(alias, mark, rows)
         return _came(alias, mark)
 
-    def _insert_free(self, alias: str, mark: Mark, rows: list[AbstractTask], note: Callable[[int], object]) -> set[int]:
+    def _insert_free(self, alias: str, mark: Mark, rows: list[AbstractTask]) -> set[int]:
         session = Session.on(mark.target, self.model)
         _begin(session)
         groups.lock(session, MOVE_LEDGER, [mark.token])  # the commit of a run that was killed may go on for long
@@ -265,7 +292,7 @@ class ShardMove:
         came = [UsedReference(queue=MOVE_LEDGER, reference=f"{alias}:{mark.token}:{row.pk}") for row in free]
         UsedReference.objects.using(mark.target).bulk_create(came)
         groups.regroup(session, self.queue, keys)
-        note(len(free))
+        self.note(alias, mark.target, mark.target, len(free))
         notify.after_commit(session.connection, self.queue)
         return {row.pk for row in free}
 

@@ -6,7 +6,6 @@ starts after the commit sees a pause, and a poller reads settings and commands a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,7 +23,7 @@ from django_dbtaskqueue.core.sql.dialects import MOVING
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
-from django_dbtaskqueue.flow.shard_move import TASKS_PER_SHARD_BATCH, Mark, Moved, ShardMove
+from django_dbtaskqueue.flow.shard_move import Moved, ShardMove
 from django_dbtaskqueue.models import AuditEntry, Poller, Queue
 from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
 from django_dbtaskqueue.operations import permissions
@@ -84,9 +83,9 @@ def change_settings(
     reason: str = "",
     using: str | None = None,
 ) -> dict[str, object]:
-    """Set ``values`` in a queue's runtime overrides, remove those named in ``reset``, record it; return all overrides.
+    """Set ``values`` in a queue's runtime overrides and remove those named in ``reset``; return all overrides.
 
-    Pollers follow within a heartbeat. Raises as ``new_overrides`` does, and ``UnknownQueue`` for an unknown queue.
+    Raises as ``new_overrides`` does, and ``UnknownQueue``.
     """
     permissions.check_queue(queue, actor)
     check(CHANGE_SETTINGS, reason, actor, queue)
@@ -251,74 +250,29 @@ def move_shards(
 ) -> Moved:
     """Move waiting tasks of a queue from its databases, or from ``sources``, to where they belong; see ``ShardMove``.
 
-    A batch that a killed run left is finished first. ``limit``: begin no batch after so many tasks. Raises
-    ``OperationRefused`` for a database that cannot be used.
+    ``limit``: begin no batch after so many tasks. Raises ``OperationRefused`` for a database that cannot be used.
     """
     homes = _checked(move.queue, actor, [*sources, *([move.target] if move.target else [])])
     check(MOVE_SHARD, reason, actor, move.queue)
     if move.target is not None and move.target not in homes:
         words = _("No poller of %(queue)s looks at database %(alias)s. Its databases are %(homes)s.")
         raise OperationRefused(words % {"queue": move.queue, "alias": move.target, "homes": ", ".join(homes)})
-    places = list(dict.fromkeys([*(sources or homes), *homes]))
     alias_of: dict[tuple[str, ...], str] = {}
-    for alias in places:
+    for alias in dict.fromkeys([*sources, *homes]):
         connections[alias].ensure_connection()  # one that is down must not be found out after tasks are marked
         place = tuple(str(connections[alias].settings_dict[name]) for name in ("ENGINE", "HOST", "PORT", "NAME"))
         if (one := alias_of.setdefault(place, alias)) != alias:
             raise OperationRefused(_("%(one)s and %(other)s are the same database.") % {"one": one, "other": alias})
-    run = _Run(move, actor, reason, Moved())
-    for source in places:
-        for mark in move.unfinished(source):
-            run.finish(source, mark)
-        for target in homes:
-            move.close_finished(source, target)
-    for source in sources or homes:
-        run.moves_from(source, limit)
-    return run.report
+    entries: dict[tuple[str, str, str], int] = {}
 
+    def note(source: str, target: str, alias: str, number: int) -> None:
+        entry = AuditEntry.objects.using(alias).filter(pk=entries.get((source, target, alias), 0))
+        if not entry.update(changed=F("changed") + number):
+            given = {"queue": move.queue, "reason": reason, "details": {"from": source, "to": target}}
+            entries[source, target, alias] = record(alias, actor, MOVE_SHARD, changed=number, **given).pk
 
-class _Run:
-    """One run of a move, with its audit entries by (source, target)."""
-
-    def __init__(self, move: ShardMove, actor: Actor, reason: str, report: Moved) -> None:
-        self.move, self.actor, self.reason, self.report = move, actor, reason, report
-        self._entries: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-
-    def moves_from(self, source: str, limit: int | None) -> None:
-        """Move the tasks of one database, in the order of their ids."""
-        move, last, done = self.move, 0, set[str]()
-        waiting = move.tasks(source).filter(status=Status.CREATED).exclude(parked_by__startswith=MOVING)
-        while limit is None or sum(self.report.moved.values()) < limit:
-            left = TASKS_PER_SHARD_BATCH if limit is None else limit - sum(self.report.moved.values())
-            found = move.candidates(source, waiting.filter(pk__gt=last), min(left, TASKS_PER_SHARD_BATCH))
-            if not found:
-                return
-            last = found[-1].pk
-            wanted = [one for one in found if (one.target != source or one.reason) and one.group not in done]
-            done |= {one.group for one in wanted if one.group is not None}
-            if not wanted:
-                continue
-            marks = move.mark(source, wanted, self.report)
-            move.at_step("marked")
-            for mark in marks:
-                self.finish(source, mark)
-
-    def finish(self, source: str, mark: Mark) -> None:
-        """Finish a batch, with its audit entries."""
-        entries = self._entries[source, mark.target]
-        if mark.target not in connections.settings:
-            words = _("A move to %(alias)s is not finished, and DATABASES has no such alias.")
-            raise OperationRefused(words % {"alias": mark.target})
-        for alias in (source, mark.target):
-            if alias not in entries:
-                details = {"from": source, "to": mark.target}
-                given = {"queue": self.move.queue, "reason": self.reason, "details": details}
-                entries[alias] = record(alias, self.actor, MOVE_SHARD, **given).pk
-
-        def note(alias: str, number: int) -> None:
-            AuditEntry.objects.using(alias).filter(pk=entries[alias]).update(changed=F("changed") + number)
-
-        self.move.finish(source, mark, self.report, note)
+    replace(move, note=note).run(homes, sources or homes, limit)
+    return move.report
 
 
 def _checked(queue: str, actor: Actor, named: Iterable[str]) -> tuple[str, ...]:
