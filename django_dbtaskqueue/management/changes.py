@@ -35,7 +35,7 @@ from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_s
 from django_dbtaskqueue.operations.search import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, tasks_for
 from django_dbtaskqueue.operations.serializers import OPERATION, as_document
-from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS, VerbOptions, json_of
+from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS, VerbOptions
 
 DEFAULT_BULK_ROWS = 20
 MAX_ROWS_MASKED_AT_ONCE = 500
@@ -57,48 +57,42 @@ def _named(options: Options, kind: str, word: str, find: Callable[[Any], M | Non
 
 def verb(output: Output, options: Options) -> int:
     """Apply a verb to ids or to a search: preview, question, action, report."""
-    if bool(options["filter"]) == bool(options["id"]):
+    words, ids, using = " ".join(options["filter"]), sorted(set(options.get("id", ()))), options["database"]
+    if bool(options["filter"]) == bool(ids):
         raise wrong_usage("Name the tasks: --filter SEARCH (such as 'status:ERROR queue:claims'), or --id N.")
-    return _on_ids(output, options) if options["id"] else _on_search(output, options)
+    chosen, tasks = ID_VERBS[options["verb"]], tasks_for(parse(words), using, write=True)
+    given = VerbOptions(**{one.field: options[one.field] for one in chosen.inputs})
+    if ids:
+        seen = preview(tasks.filter(pk__in=ids), ActionRequest(chosen, options=given))
+        there = f"{seen.selected} of {len(ids)} {'task is' if len(ids) == 1 else 'tasks are'} there"
+        running = f" {seen.running} of them run now." if seen.running else ""
+        output.write(f"{chosen.effect}\n{there}, {seen.eligible} would change.{running}")
+    else:
+        seen = bulk_operations.preview(chosen, words, using, options=given)
+        output.write("\n".join(seen.sentences))
+    if options["dry_run"]:
+        return output.answer({"dry_run": True, **as_document(seen)})
+    output.ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?")
+    if not ids:
+        few = seen.selected is not None and not seen.selected.more and seen.selected.number <= MAX_TASKS_PER_ACTION
+        if not few or options["background"] or options["limit"]:
+            return _in_steps(output, options, words, given)
+        # Not ordered by the database: with a limit, it could read the whole table in that order.
+        ids = [*select(words, tasks).order_by().values_list("pk", flat=True)[: MAX_TASKS_PER_ACTION + 1]]
+    report: ActReport = act_on_ids(tasks, ids, replace(seen.request, reason=options["reason"]), Actor())
+    _skips(output, {reason: len(ids) for reason, ids in report.skips.items()})
+    return output.answer(report, f"{chosen.done % {'number': report.changed}}.")
 
 
 def purge(output: Output, options: Options) -> int:
     """Delete every task of a queue, in any status."""
     check_there([options["queue"]], Actor())
-    return _on_search(output, {**options, "filter": [to_text(of_queue(options["queue"]))]})
+    return verb(output, {**options, "filter": [to_text(of_queue(options["queue"]))]})
 
 
-def _on_ids(output: Output, options: Options) -> int:
-    ids, chosen = sorted(set(options["id"])), ID_VERBS[options["verb"]]
-    tasks = tasks_for(parse(""), options["database"], write=True)
-    request = ActionRequest(chosen, options["reason"], _given(options))
-    seen = preview(tasks.filter(pk__in=ids), request)
-    there = f"{seen.selected} of {len(ids)} {'task is' if len(ids) == 1 else 'tasks are'} there"
-    running = f" {seen.running} of them run now." if seen.running else ""
-    output.write(f"{chosen.effect}\n{there}, {seen.eligible} would change.{running}")
-    if options["dry_run"]:
-        return output.answer({"dry_run": True, **as_document(seen)})
-    output.ask(f"{chosen.label} {seen.eligible} tasks?")
-    return _reported(output, chosen, act_on_ids(tasks, ids, request, Actor()))
-
-
-def _on_search(output: Output, options: Options) -> int:
-    words, given = " ".join(options["filter"]), _given(options)
-    seen = bulk_operations.preview(options["verb"], words, options["database"], options=given)
-    output.write("\n".join(seen.sentences))
-    if options["dry_run"]:
-        return output.answer({"dry_run": True, **as_document(seen)})
-    chosen = seen.request.verb
-    output.ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?")
-    at_once = seen.selected is not None and not seen.selected.more and seen.selected.number <= MAX_TASKS_PER_ACTION
-    if at_once and not options["background"] and not options["limit"]:
-        tasks = tasks_for(parse(words), options["database"], write=True)
-        # Not ordered by the database: with a limit, it could read the whole table in that order.
-        ids = [*select(words, tasks).order_by().values_list("pk", flat=True)[: MAX_TASKS_PER_ACTION + 1]]
-        request = ActionRequest(chosen, options["reason"], given, seen.request.query)
-        return _reported(output, chosen, act_on_ids(tasks, ids, request, Actor()))
+def _in_steps(output: Output, options: Options, words: str, given: VerbOptions) -> int:
     operation = bulk_operations.start(
-        chosen, words, None, options["reason"], options["database"],
+        options["verb"], words, None, options["reason"], options["database"],
         source="command", options=given, max_tasks=options["limit"],
     )  # fmt: skip
     output.write(f"Bulk operation {operation.pk} ordered; to stop it: taskqueue bulk cancel {operation.pk}")
@@ -126,20 +120,9 @@ def _followed(output: Output, operation: BulkOperation) -> int:
     return output.answer(OPERATION.of(operation), text, FAILED_CODE if operation.state == FAILED else 0)
 
 
-def _reported(output: Output, chosen: Any, report: ActReport) -> int:
-    _skips(output, {reason: len(ids) for reason, ids in report.skips.items()})
-    return output.answer(report, f"{chosen.done % {'number': report.changed}}.")
-
-
 def _skips(output: Output, skips: dict[str, int]) -> None:
     for reason, count in skips.items():
         output.write(f"skipped {count:,}: {printable(reason)}")
-
-
-def _given(options: Options) -> VerbOptions:
-    """Return the options of the verb; ``argparse`` has read and checked each."""
-    verb = ID_VERBS[options["verb"]]
-    return replace(VerbOptions(), **{one.field: options[one.field] for one in verb.inputs})
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -406,7 +389,8 @@ def run_schedules(output: Output, options: Options) -> int:
     given: Options = {"actor": actor, "using": options["database"]}
     if what in WRITE_WORDS:
         act = schedules.add_schedule if what == "add" else schedules.edit_schedule
-        given |= {"values": _values(options), "reason": options["reason"]}
+        values = {name: options[name] for name in SCHEDULE_FIELDS if name in options}
+        given |= {"values": values, "reason": options["reason"]}
     elif what in VERB_WORDS:
         act = partial(schedules.act_on_schedule, VERB_WORDS[what], reason=options["reason"])
     row = _named(options, "schedule", "name", partial(act, **given))
@@ -438,18 +422,6 @@ def _import(output: Output, options: Options, actor: Actor) -> int:
     end = " Nothing was changed: --dry-run." if options["dry_run"] else ""
     output.write(f"{len(found) - left} of {len(found)} schedules can be imported.{end}")
     return FAILED_CODE if left else 0
-
-
-def _values(options: Options) -> Options:
-    values = {name: options[name] for name in SCHEDULE_FIELDS if options[name] is not None}
-    try:
-        if "payload" in values:
-            values["payload"] = json_of(values["payload"])
-        if "priority" in values:
-            values["priority"] = int(values["priority"])
-    except ValueError as error:
-        raise wrong_usage(str(error)) from None
-    return values
 
 
 def _schedule_line(row: Schedule, document: schedules.ScheduleDocument) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -106,7 +106,7 @@ def show(output: Output, options: Options) -> int:
     document["explanation"] = explain(task)
     document["attempts"] = [serializers.attempt_of(row) for row in newest]
     names = [*LISTED, *(["moved_time"] if "moved_time" in document else [])]
-    plain = {name: _shown(name, document[name], task.clock) for name in names}
+    plain = {name: _shown(document[name], task.clock) for name in names}
     message = serializers.message_of(task.process_result)
     output.facts(document, {"now": document["explanation"].sentence, **plain, "message": message})
     for name in LONG:
@@ -124,14 +124,14 @@ def tail(output: Output, options: Options) -> int:
     task_filter, tasks = matching(options["filter"], options["database"])
     queues = task_filter.search.queues()
     failed = Attempt.objects.using(tasks.db).filter(**({"queue__in": queues} if queues else {}))
-    fresh, failing = NewRows(tasks.defer(*LONG)), NewRows(failed)
+    fresh, failing = new_rows(tasks.defer(*LONG)), new_rows(failed)
     remaining, pause = options["count"], threading.Event()
     while remaining is None or remaining > 0:
         with statement_timeout(tasks.db):
-            for task in fresh.read():
+            for task in next(fresh):
                 output.data({"event": "task", **serializers.summary(task)})
                 output.write(f"{task.create_time:%H:%M:%S}  {task.pk}  {printable(str(task))}  {task.status}")
-            for row in failing.read():
+            for row in next(failing):
                 output.data({"event": "failed", **serializers.attempt_of(row)})
                 message = serializers.message_of(serializers.error_of(row), TABLE_MESSAGE_WIDTH)
                 text = f"{row.task_id}  {row.queue}  attempt {row.attempt} failed: {message}"
@@ -154,23 +154,15 @@ def doctor(output: Output, options: Options) -> int:
     return DOCTOR_ERROR_CODE if any(finding.level == "error" for finding in findings) else 0
 
 
-class NewRows:
-    """The rows inserted since the last query. Each query reads new rows only, also when few of them match."""
-
-    def __init__(self, rows: QuerySet[Any]) -> None:
-        self._rows = rows
-        self._ids = rows.model._default_manager.using(rows.db).order_by("-pk").values_list("pk", flat=True)
-        self._last_read = self._last()
-
-    def read(self) -> list[Any]:
-        """Return up to 200 of them, the oldest first."""
-        last = self._last()
-        found = list(self._rows.filter(pk__gt=self._last_read, pk__lte=last).order_by("pk")[:MAX_TAIL_ROWS])
-        self._last_read = found[-1].pk if len(found) == MAX_TAIL_ROWS else last
-        return found
-
-    def _last(self) -> int:
-        return int(self._ids.first() or 0)
+def new_rows(rows: QuerySet[Any]) -> Iterator[list[Any]]:
+    """Yield up to 200 of the rows inserted since, the oldest first. It reads new rows only, also if few match."""
+    ids = rows.model._default_manager.using(rows.db).order_by("-pk").values_list("pk", flat=True)
+    last = ids.first() or 0
+    while True:
+        newest = ids.first() or 0
+        found = list(rows.filter(pk__gt=last, pk__lte=newest).order_by("pk")[:MAX_TAIL_ROWS])
+        last = found[-1].pk if len(found) == MAX_TAIL_ROWS else newest
+        yield found
 
 
 def _row(task: Any) -> tuple[Any, ...]:
@@ -179,7 +171,7 @@ def _row(task: Any) -> tuple[Any, ...]:
     return (task.pk, task.status, task.queue, task.reference, attempts, when, message)
 
 
-def _shown(name: str, value: Any, now: datetime) -> Any:
+def _shown(value: Any, now: datetime) -> Any:
     return f"{value:%Y-%m-%d %H:%M:%S} ({ago(value, now)})" if isinstance(value, datetime) else value
 
 
@@ -188,19 +180,14 @@ def _indented(text: str) -> str:
 
 
 def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, serializers.Document]:
-    """Return a task and its document, by an id or ``queue/reference``; the history is searched last.
-
-    Searches the table of ``queue``, or the tables of all known queues. Raises ``CommandError`` when no task is found,
-    or when more than one table has a task of that id.
-    """
+    """Return a task and its document, by an id or ``queue/reference``; the history is searched last."""
     name = task_number(name)
     named, slash, reference = name.partition("/")
     queue = named if slash else queue
     by: dict[str, Any] = {"reference": reference} if slash else {"pk": int(name) if name.isdecimal() else -1}
     if queue:
-        by["queue"], locations = queue, [(alias_for(queue, using, write=False), model_for(queue))]
-    else:
-        locations = list(dict.fromkeys(locations_on(using)))
+        by["queue"] = queue
+    locations = [(alias_for(queue, using, write=False), model_for(queue))] if queue else locations_on(using)
     live = _found([model._default_manager.using(alias).filter(**by) for alias, model in locations])
     if len(live) > 1:
         tables = ", ".join(f"{task._meta.db_table} on {task._state.db} ({task.queue})" for task in live)

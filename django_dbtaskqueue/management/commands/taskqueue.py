@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -174,6 +175,7 @@ def _add_schedules(add: Add) -> None:
     text = "Of import: the queue of a task. Repeat it for more. Default: that of the processor with its dotted path."
     one("--queue-of", text, action="append", default=[], metavar="TASK=QUEUE")
     one("--dry-run", "Of import: say what would happen; change nothing.", action="store_true")
+    read = {"payload": argument(json_of), "priority": int}
     for name, text in (
         ("queue", "Queue of the tasks."),
         ("cron", "Such as '0 7 * * mon-fri': minute hour day month weekday; a sixth in front is the second."),
@@ -184,7 +186,7 @@ def _add_schedules(add: Add) -> None:
         ("missed", f"What to do with missed ticks: {_choices(MISSED_POLICIES)}."),
         ("overlap", f"While the task before is not finished: {_choices(OVERLAP_POLICIES)}."),
     ):
-        one(f"--{name}", text, metavar=name.rpartition("-")[2].upper())
+        one(f"--{name}", text, type=read.get(name, str), default=SUPPRESS, metavar=name.rpartition("-")[2].upper())
 
 
 def _choices(policies: Iterable[tuple[str, object]]) -> str:
