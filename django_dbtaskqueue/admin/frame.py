@@ -134,15 +134,15 @@ OWN_WRITES_S = 10  # after a change a user reads from the primary this long, so 
 
 
 def show(
-    page: ModelAdmin, request: HttpRequest, template: str, context: Callable[[], Mapping[str, Any]]
+    page: ModelAdmin, request: HttpRequest, templates: Sequence[str], context: Callable[[], Mapping[str, Any]]
 ) -> HttpResponse:
-    """Return a page, or its part that refreshes when that was asked for.
+    """Return a page, or its part that refreshes when that was asked for, by the first of the templates that is there.
 
     ``DBTASKQUEUE["OPERATIONS_TIMEOUT"]`` limits each statement. After that a page says how to narrow the search.
     """
     request.current_app = page.admin_site.name
     live = LIVE_KEY in request.GET
-    whole, part = (f"admin/dbtaskqueue/{template}{end}.html" for end in ("", "_live"))
+    whole, part = ([f"admin/dbtaskqueue/{one}{end}.html" for one in templates] for end in ("", "_live"))
     alias = page.get_queryset(request).db
     try:
         with statement_timeout(alias):
@@ -290,7 +290,7 @@ class ReadOnlyAdmin(ModelAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         if request.method != "POST":
-            return show(self, request, self.list_template, lambda: self.list_context(request))
+            return show(self, request, (self.list_template, "list"), lambda: self.list_context(request))
         try:
             return self.act(request)
         except TaskQueueError as error:
@@ -329,7 +329,7 @@ class ReadOnlyAdmin(ModelAdmin):
             raise PermissionDenied
         if row is None:
             return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)  # type: ignore[attr-defined, no-any-return]
-        return show(self, request, self.detail_template, lambda: self._detail(request, row))
+        return show(self, request, (self.detail_template, "detail"), lambda: self._detail(request, row))
 
     def _detail(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         self.prepare(request, [row])

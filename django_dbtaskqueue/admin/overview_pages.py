@@ -223,7 +223,7 @@ class DoctorAdmin(ReadOnlyAdmin):
         # Before the page's transaction: an error of the database would end it.
         sees = viewer(request).sees
         found = [one for one in examine(self.get_queryset(request).db) if all(map(sees, one.queues))]
-        return show(self, request, "doctor", lambda: self._context(found))
+        return show(self, request, ["doctor"], lambda: self._context(found))
 
     def _context(self, found: list[Finding]) -> dict[str, Any]:
         serious = [finding for finding in found if finding.level != "info"]
