@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import django_filters
-from django import forms
 from django.apps import apps
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied, ValidationError
@@ -119,31 +118,21 @@ MAX_SHOWN_TRACES = 50  # groups of the page with a traceback
 MAX_SPOT_VERBS = 2  # buttons of a group in the list; its page has all
 
 
-class SinceField(forms.CharField):
-    """A time as a search has it: ``10:00``, ``1h``, ``2026-11-20``."""
-
-    def clean(self, value: object) -> str:
-        text = str(super().clean(value))
-        try:
-            if text:
-                since("first_seen", text, DEFAULT_DB_ALIAS)
-        except SearchError as error:
-            raise ValidationError(str(error)) from None
-        return text
-
-
-class SinceFilter(django_filters.CharFilter):  # type: ignore[misc]  # publishes no types
-    field_class = SinceField
-
-    def filter(self, rows: QuerySet[FailureGroup], value: str) -> QuerySet[FailureGroup]:
-        return rows.filter(since(self.field_name, value, rows.db)) if value else rows
+def check_since(text: str) -> None:
+    """Refuse what is no time as a search has it: ``10:00``, ``1h``, ``2026-11-20``."""
+    try:
+        since("first_seen", text, DEFAULT_DB_ALIAS)
+    except SearchError as error:
+        raise ValidationError(str(error)) from None
 
 
 class FailureFilter(FilterSet):
     queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
     error_type = django_filters.CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains")
     release = django_filters.CharFilter(label=gettext_lazy("Release"))
-    new = SinceFilter(label=gettext_lazy("First seen since"), field_name="first_seen")
+    new = django_filters.CharFilter(
+        label=gettext_lazy("First seen since"), method="first_seen_since", validators=[check_since]
+    )
     sort = django_filters.OrderingFilter(
         label=gettext_lazy("Order"),
         choices=[
@@ -154,6 +143,9 @@ class FailureFilter(FilterSet):
         fields=["last_seen", "first_seen", "release"],
         empty_label=None,
     )
+
+    def first_seen_since(self, rows: QuerySet[FailureGroup], _name: str, value: str) -> QuerySet[FailureGroup]:
+        return rows.filter(since("first_seen", value, rows.db))
 
 
 class FailureGroupAdmin(SmallListAdmin):

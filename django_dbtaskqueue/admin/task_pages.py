@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
@@ -40,6 +40,7 @@ from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.actions import actions_on
 from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, queue_counts, queue_names
 from django_dbtaskqueue.operations.explain import explain
+from django_dbtaskqueue.operations.lookup import Location
 from django_dbtaskqueue.operations.related_tasks import awaited, related, steps_of
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, query, text_of, to_text
 from django_dbtaskqueue.operations.search.query import Page, TaskFilter, id_range, within
@@ -69,36 +70,46 @@ SORTS: dict[str, tuple[StrOrPromise, tuple[Any, ...]]] = {
 }
 
 
-def numbers_by_status(page: TaskPageAdmin, request: HttpRequest, search: Search) -> dict[str, ApproxCount]:
-    """Return how many tasks of the searched queue are in each status; empty if the search has other terms.
+class TaskPageFilter(TaskFilter):
+    """The search of an address, and what its page reads once."""
 
-    They would be more tasks than the search finds.
-    """
-    queues, actor = search.queues(), viewer(request)
-    others = [term for term in search.terms if term.name != "status"]
-    if any(
-        one.negated or one.name != "queue" or tuple(match.value for match in one.matches) != queues for one in others
-    ):
-        return {}
-    place = (page.get_queryset(request).db, page.model._meta.concrete_model)
-    only = list(filter(actor.sees, queues)) if queues else permissions.visible_queues(actor)
-    counts = queue_counts(place, only, MAX_ROWS_OF_TABS).values()
-    return {status: sum((one.statuses[status] for one in counts), NONE_COUNTED) for status in map(str, Status)}
+    @property
+    def place(self) -> Location:
+        return self.queryset.db, self.queryset.model._meta.concrete_model
+
+    @cached_property
+    def ids(self) -> range | None:
+        """The ids of the dates of the search, unless everything is searched."""
+        whole = FULL_SEARCH_KEY in self.request.GET or not self.is_valid()
+        return None if whole else id_range(self.search, self.queryset)
+
+    @cached_property
+    def numbers(self) -> dict[str, ApproxCount]:
+        """How many tasks of the searched queue are in each status; empty if the search has other terms.
+
+        They would be more tasks than the search finds.
+        """
+        queues, actor = self.search.queues(), viewer(self.request)
+        for term in self.search.terms:
+            named = term.name == "queue" and not term.negated and tuple(one.value for one in term.matches) == queues
+            if term.name != "status" and not named:
+                return {}
+        only = list(filter(actor.sees, queues)) if queues else permissions.visible_queues(actor)
+        counts = queue_counts(self.place, only, MAX_ROWS_OF_TABS).values()
+        return {status: sum((one.statuses[status] for one in counts), NONE_COUNTED) for status in map(str, Status)}
 
 
-def pickers(
-    page: TaskPageAdmin, request: HttpRequest, search: Search, numbers: Mapping[str, ApproxCount]
-) -> dict[str, object]:
+def pickers(page: TaskPageAdmin, filterset: TaskPageFilter) -> dict[str, object]:
     """Return tabs of the statuses with their numbers, the queues to choose from, and the orders."""
-    place = (page.get_queryset(request).db, page.model._meta.concrete_model)
+    request, search = filterset.request, filterset.search
     queues, actor = search.queues(), viewer(request)
     found = statuses_of(search)
     every = len(found) == len(Status)
     tabs = [(_("All"), _of_status(search, None, request.path), "", every)]
     for status in map(str, Status):
-        number = str(numbers.get(status, ""))
+        number = str(filterset.numbers.get(status, ""))
         tabs.append((status, _of_status(search, status, request.path), number, found == {status} and not every))
-    names = sorted(filter(actor.sees, {*known_queues(), *queue_names(place), *queues}))
+    names = sorted(filter(actor.sees, {*known_queues(), *queue_names(filterset.place), *queues}))
     order = request.GET.get(SORT_KEY, "")
     return {
         "tabs": [] if page.base_search else tabs,
@@ -216,7 +227,7 @@ class TaskAdmin(TaskPageAdmin):
     row_keys = ("again",)
     list_template = "tasks"
     list_across = waits_for_tick = True
-    filterset = TaskFilter
+    filterset = TaskPageFilter
     list_display = (
         "id", "status_badge", "reference", "queue_link", "attempts", "says", "waited", "took", "when", "created"
     )  # fmt: skip
@@ -246,13 +257,12 @@ class TaskAdmin(TaskPageAdmin):
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
         context = super().list_context(request)
         filterset = context["filterset"]
-        if (ids := self._ids(request, filterset)) is not None:
+        if (ids := filterset.ids) is not None:
             text = _("Tasks created then have ids from %(first)s to %(last)s; only these were searched.")
             context["of_ids"] = text % {"first": cells.number(ids.start), "last": cells.number(ids.stop - 1)}
             context["empty"] = _("No task with such an id matches.")
         context["saved"] = saved_searches(viewer(request), self.get_queryset(request).db)
-        context |= pickers(self, request, filterset.search, self._numbers(filterset))
-        return context | search_context(filterset, request.path)
+        return context | pickers(self, filterset) | search_context(filterset, request.path)
 
     def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
         """Return one page. A search without an index reads a limited number of rows."""
@@ -261,22 +271,15 @@ class TaskAdmin(TaskPageAdmin):
         if not effort and query.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
             queues = search.queues()
             return query.page_of_processing(cast(TaskQuerySet, rows), queues, size, **place)
-        among = within(self._ids(request, filterset), query.indexed_part(search, filterset.queryset))
+        among = within(filterset.ids, query.indexed_part(search, filterset.queryset))
         if order := SORTS.get(request.GET.get(SORT_KEY, "")):
             return query.sorted_page(rows, among, size, order[1])
         return query.page_of(rows, among, size, before=place["before"], after=place["after"], **effort)
 
-    def _numbers(self, filterset: Any) -> dict[str, ApproxCount]:
-        """Return how many tasks the tabs show; read once for a page."""
-        if not hasattr(filterset, "numbers"):
-            filterset.numbers = numbers_by_status(self, filterset.request, filterset.search)
-        found: dict[str, ApproxCount] = filterset.numbers
-        return found
-
     def count(self, rows: QuerySet[Any], found: Page, place: int | None, filterset: Any) -> ApproxCount | None:
         """Return how many tasks match, and let the tabs of the same tasks show the same number."""
         count = super().count(rows, found, place, filterset)
-        statuses, numbers = statuses_of(self.base_search & filterset.search), self._numbers(filterset)
+        statuses, numbers = statuses_of(self.base_search & filterset.search), filterset.numbers
         if not numbers:
             return count
         if count is None or not count.exact:
@@ -286,16 +289,7 @@ class TaskAdmin(TaskPageAdmin):
 
     def rows_of(self, filterset: Any) -> TaskQuerySet:
         """Return the tasks that match; of a search by date those with an id of that time."""
-        return within(self._ids(filterset.request, filterset), cast(TaskQuerySet, super().rows_of(filterset)))
-
-    def _ids(self, request: HttpRequest, filterset: Any) -> range | None:
-        """Return the ids of the dates of the search, unless everything is searched."""
-        if FULL_SEARCH_KEY in request.GET or not filterset.is_valid():
-            return None
-        if not hasattr(filterset, "id_range"):
-            filterset.id_range = id_range(filterset.search, filterset.queryset)
-        found: range | None = filterset.id_range
-        return found
+        return within(filterset.ids, cast(TaskQuerySet, super().rows_of(filterset)))
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
@@ -400,7 +394,7 @@ class TaskAdmin(TaskPageAdmin):
         """Yield what operators did to the task, also in bulk operations; of a hidden audit entry without its reason."""
         for change in actions_on(task):
             entry = change.audit
-            what = entry.details.get("action") or (str(VERBS[entry.verb].label) if entry.verb in VERBS else entry.verb)
+            what = entry.details.get("action") or (VERBS[entry.verb].label if entry.verb in VERBS else entry.verb)
             note = _("by %(who)s via %(source)s") % {"who": entry.actor, "source": entry.source}
             seen = permissions.sees_record(entry, actor)
             note += f": {entry.reason}" if entry.reason and seen else ""
