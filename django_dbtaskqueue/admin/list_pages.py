@@ -21,10 +21,11 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _, gettext_lazy
 
 from django_dbtaskqueue.admin import cells
-from django_dbtaskqueue.admin.frame import LIVE_KEY, ReadOnlyAdmin, id_of
+from django_dbtaskqueue.admin.frame import LIVE_KEY, ReadOnlyAdmin, id_of, viewer
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within, estimate
-from django_dbtaskqueue.operations.permissions import Verb
+from django_dbtaskqueue.operations.permissions import Verb, visible_names
 from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, page_of
 
 if TYPE_CHECKING:
@@ -33,12 +34,15 @@ if TYPE_CHECKING:
     class FilterSet:
         """The class of django-filter, which publishes no types."""
 
+        filters: Any
+
         def __init__(self, data: Any, *, queryset: Any, request: Any) -> None: ...
 
 else:
     FilterSet = django_filters.FilterSet
 
 PAGE_ROWS = 50
+MAX_QUEUES_TO_PICK = 200
 COUNT_TIMEOUT = timedelta(milliseconds=60)  # after that the number of rows is estimated
 BEFORE_KEY, AFTER_KEY = "before", "after"  # query keys: the ids at which a page begins
 FULL_SEARCH_KEY = "whole"  # query key: search to the end, as long as OPERATIONS_TIMEOUT allows
@@ -215,6 +219,20 @@ def part_of_name() -> object:
 
 class NameFilter(FilterSet):
     name = part_of_name()
+
+
+class QueuePickFilter(FilterSet):
+    """Rows of a queue, which is picked from those that the user may view."""
+
+    queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
+
+    def __init__(self, data: Any, *, queryset: Any, request: Any) -> None:
+        super().__init__(data, queryset=queryset, request=request)
+        given = {data["queue"]} if data.get("queue") else set()
+        names = sorted(given.union(visible_names(known_queues(), viewer(request))))
+        if len(names) <= MAX_QUEUES_TO_PICK:
+            choices = [("", _("any")), *((name, name) for name in names)]
+            self.filters["queue"].extra["widget"] = forms.Select(choices=choices, attrs={"class": "dbtq-auto"})
 
 
 class SmallListAdmin(ListAdmin):

@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import may_see, permitted, viewer
-from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin, part_of_name
+from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, QueuePickFilter, SmallListAdmin, part_of_name
 from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed, verb_of
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
@@ -46,10 +46,9 @@ OPERATION_BADGES = {
 }
 
 
-class AuditFilter(FilterSet):
+class AuditFilter(QueuePickFilter):
     actor = django_filters.CharFilter(label=gettext_lazy("Who"))
     verb = django_filters.CharFilter(label=gettext_lazy("Verb"))
-    queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
 
 
 class BulkFilter(FilterSet):

@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _, gettext_lazy
 
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer, when_migrated
-from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin
+from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, QueuePickFilter, SmallListAdmin
 from django_dbtaskqueue.admin.page_actions import ACTION_ON_ALL_KEY
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.masking import masked_text
@@ -37,7 +37,7 @@ from django_dbtaskqueue.operations.serializers import message_of, short_error
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
 
 
-class TaskIdFilter(FilterSet):
+class TaskIdFilter(QueuePickFilter):
     """Rows about a task, by its id."""
 
     task_id = django_filters.CharFilter(label=gettext_lazy("Task"), method="of_task")
@@ -50,13 +50,13 @@ class TaskIdFilter(FilterSet):
 
 
 class AttemptFilter(TaskIdFilter):
+    error_type = django_filters.CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains")
     fingerprint = django_filters.CharFilter(label=gettext_lazy("Failure group"))
 
 
 class HistoryFilter(TaskIdFilter):
     """Tasks that left TASKS."""
 
-    queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
     status = django_filters.ChoiceFilter(
         label=gettext_lazy("Status"), choices=[(one, one) for one in TERMINAL_VALUES], empty_label=gettext_lazy("any")
     )
@@ -126,8 +126,7 @@ def check_since(text: str) -> None:
         raise ValidationError(str(error)) from None
 
 
-class FailureFilter(FilterSet):
-    queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
+class FailureFilter(QueuePickFilter):
     error_type = django_filters.CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains")
     release = django_filters.CharFilter(label=gettext_lazy("Release"))
     new = django_filters.CharFilter(

@@ -24,7 +24,7 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells, list_pages
 from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer
-from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, SORT_KEY
+from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, MAX_QUEUES_TO_PICK, SORT_KEY
 from django_dbtaskqueue.admin.page_actions import TaskPageAdmin, act_on_tasks, enqueue_copy
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 # -- search ------------------------------------------------------------------------------------------------------------
 
-MAX_QUEUES_TO_PICK = 200
 MAX_ROWS_OF_TABS = 2000  # that the numbers of the status tabs count in each status
 MAX_SAVED_SEARCHES = 100  # of a user, and shared ones on a page
 MAX_SEARCH_NAME_LENGTH = 100

@@ -32,7 +32,18 @@ from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.queue_stats import Point
 from django_dbtaskqueue.operations.report_page import html_file
 from tests.factories import HOLDER, QUEUE, make_task
-from tests.operations.site import ADMIN, OVERVIEW, POLLERS, QUEUES, TASKS, attempt, failure_group, staff, text
+from tests.operations.site import (
+    ADMIN,
+    ONLY_PARCELS,
+    OVERVIEW,
+    POLLERS,
+    QUEUES,
+    TASKS,
+    attempt,
+    failure_group,
+    staff,
+    text,
+)
 from tests.poller.processes import polling
 from tests.report_figures import report_figures
 from tests.support import until
@@ -342,6 +353,15 @@ def test_no_filter_of_a_list_fails(admin_user: User) -> None:
             request = RequestFactory().get("/", {name: hostile.encode("utf-8", "surrogatepass")})
             request.user = admin_user
             list(page.rows_of(page.filtered(request))[:1])
+
+
+def test_lists_of_rows_let_pick_a_queue_that_the_user_may_view(op: Client, settings: Any) -> None:
+    for name in ("failuregroup", "attempt", "taskhistory", "auditentry"):
+        shown = text(op.get(f"{ADMIN}{name}/", {"queue": "gone"}))
+        offered = {("gone", " selected"), ("letters", ""), (QUEUE, "")}
+        assert offered <= set(re.findall(r'<option value="(.+)"( selected)?>', shown)), name
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "CAN_VIEW": ONLY_PARCELS}
+    assert 'value="letters"' not in text(op.get(f"{ADMIN}taskhistory/"))
 
 
 def poller(name: str, version: str, started: timedelta, release: str = "") -> None:
