@@ -42,7 +42,7 @@ from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import Explanation, explain
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, schedule_document
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
-from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, TaskFilter, look_through, tasks_for
+from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, TaskFilter, look_through, select, tasks_for
 from django_dbtaskqueue.operations.serializers import OPERATION, BadInput, Document, OperationDocument, RowDocument
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, QUEUE_VERBS, TaskVerb, VerbOptions
 
@@ -112,18 +112,18 @@ class OperationPage(TypedDict):
 
 def tasks(call: ApiCall) -> TaskPage:
     """Search tasks."""
-    task_filter, found = _searched(call)
+    search, found = _searched(call)
     rows: list[models.AbstractTask] = []
     read, page = 0, Page(rows)
     deadline = clock.monotonic() + LOOK_ON_TIME.total_seconds()
     before = call.given["before"] or None
-    for page in look_through(task_filter.search, found.defer(*LONG), call.given["limit"], before=before):
+    for page in look_through(search, found.defer(*LONG), call.given["limit"], before=before):
         rows, read = rows + page.rows, read + page.window
         if clock.monotonic() > deadline:
             break
     seen = {queue: call.actor.may(permissions.VIEW_PAYLOAD, queue) for queue in {row.queue for row in rows}}
     return {
-        "query": to_text(task_filter.search),
+        "query": to_text(search),
         "tasks": [serializers.summary(row, payload=seen[row.queue]) for row in rows],
         "before": page.older,
         "looked_at": read if page.window else None,
@@ -133,9 +133,9 @@ def tasks(call: ApiCall) -> TaskPage:
 
 def count_tasks(call: ApiCall) -> TaskCount:
     """Count the tasks that match a search, up to 10,000."""
-    task_filter, found = _searched(call)
+    search, found = _searched(call)
     with statement_timeout(found.db):
-        return {"query": to_text(task_filter.search), "count": bounded_count(found)}
+        return {"query": to_text(search), "count": bounded_count(found)}
 
 
 def task(call: ApiCall, pk: int) -> Annotated[Document, TASK]:
@@ -240,18 +240,16 @@ def _there(found: T | None, what: str) -> T:
 
 
 def _visible(call: ApiCall, model: type[M]) -> QuerySet[M]:
-    """Return the rows of a model that the caller may view."""
     return permissions.narrow(model._default_manager.using(alias_for("", None, write=False)).all(), call.actor)
 
 
-def _searched(call: ApiCall) -> tuple[TaskFilter, TaskQuerySet]:
+def _searched(call: ApiCall) -> tuple[Search, TaskQuerySet]:
     given = {name: call.given[name] for name in ("q", *QUALIFIERS) if call.given[name]}
     search = TaskFilter(given, queryset=tasks_for(Search())).checked().search
     tasks = tasks_for(search)
     may_view(call.actor, tasks.model)
     permissions.check_search(search, call.actor)
-    task_filter = TaskFilter(given, queryset=permissions.narrow(tasks, call.actor)).checked()
-    return task_filter, task_filter.qs
+    return search, select(search, permissions.narrow(tasks, call.actor))
 
 
 def _table(call: ApiCall) -> TaskQuerySet:
