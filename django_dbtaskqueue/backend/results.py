@@ -80,16 +80,14 @@ def stored_result(result_id: str) -> compat.AnyResult | None:
 def read_result(result_id: object) -> compat.AnyResult:
     """Return the result with this id, in one query. Raise ``TaskResultDoesNotExist``."""
     session, task_id = find_place(result_id)
-    rows = session.run(session.sql.task_with_attempts, {"task_id": task_id, "location": session.location})
-    if not rows:
+    if not (row := _stored(session, task_id)):
         raise compat.TaskResultDoesNotExist(result_id)
-    row = dict(zip((column.name for column in HISTORY_COLUMNS), rows[0], strict=False))
     for column in HISTORY_COLUMNS:
         if row[column.name] is not None and column.type == "timestamptz":
             row[column.name] = session.time(row[column.name])
     path = row["payload_type"] or ""
     payload = _checked_payload(json_payload.loads(row["payload"] or "null"))
-    failed = [_Attempt(*attempt) for attempt in json.loads(rows[0][-1] or "[]")]
+    failed = [_Attempt(*attempt) for attempt in json.loads(row["attempts"] or "[]")]
     starts = [row["start_time"], *(attempt.start_time and session.time(attempt.start_time) for attempt in failed)]
     result = row["result"]
     return new_result(
@@ -101,14 +99,19 @@ def read_result(result_id: object) -> compat.AnyResult:
     )  # fmt: skip
 
 
+def _stored(session: Session, task_id: int) -> dict[str, Any]:
+    """Return what a table or the history has of a task, and its failed attempts; empty if it is deleted."""
+    rows = session.run(session.sql.task_with_attempts, {"task_id": task_id, "location": session.location})
+    names = (*(column.name for column in HISTORY_COLUMNS), "attempts")
+    return dict(zip(names, rows[0], strict=True)) if rows else {}
+
+
 def task_error(error_type: str, traceback: str) -> compat.TaskError:
     """Return one failure of a result; ``error_type`` is the dotted path of the exception's class, or empty."""
     return compat.TaskError(exception_class_path=error_type or TEXT_ERROR, traceback=traceback)
 
 
 class _Attempt(NamedTuple):
-    """A failed attempt, as the query returns it."""
-
     error_type: str
     traceback: str
     poller_instance: str | None
@@ -211,6 +214,4 @@ def find_place(result_id: object) -> tuple[Session, int]:
 
 
 def _nonce_of(session: Session, task_id: int) -> str:
-    rows = session.run(session.sql.task_with_attempts, {"task_id": task_id, "location": session.location})
-    payload = dict(zip((column.name for column in HISTORY_COLUMNS), rows[0], strict=False))["payload"] if rows else None
-    return _nonce(json_payload.loads(payload or "null"))
+    return _nonce(json_payload.loads(_stored(session, task_id).get("payload") or "null"))
