@@ -36,7 +36,6 @@ def badge(kind: str, icon: str, word: object) -> SafeString:
 
 
 def status_badge(status: str) -> SafeString:
-    """Return a status as icon, word and colour."""
     icon = STATUS_ICONS.get(status)
     return badge(status.lower() if icon else "unknown", icon or "?", status)
 
@@ -124,10 +123,10 @@ def number(value: int | None) -> str:
     return EMPTY_VALUE if value is None else number_format(value, force_grouping=True)
 
 
-def progress(percent: int, text: str) -> str:
-    """Return a bar with a text behind it."""
+def progress(percent: int, text: str = "") -> str:
+    """Return a bar with a text behind it, or with the percentage."""
     html = '<progress max="100" value="{0}" aria-label="{1}">{0}%</progress> {2}'
-    return format_html(html, percent, _("progress"), text)
+    return format_html(html, percent, _("progress"), text or f"{percent}%")
 
 
 def in_and_out(rate_in: float, rate_out: float, rates: Sequence[float]) -> str:

@@ -310,11 +310,9 @@ class ReadOnlyAdmin(ModelAdmin):
     # -- the page of one row -----------------------------------------------------------------------------------------
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
-        """Return the verbs that the page of a row offers."""
         return ()
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Return more context for the page's template."""
         return {}
 
     def page_fields(self, row: Any) -> Sequence[str]:

@@ -139,7 +139,6 @@ class ListAdmin(ReadOnlyAdmin):
     waits_for_tick = False  # whether the verbs are shown only while a row is ticked
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        """Return the verbs that the user may apply to rows of the list."""
         return ()
 
     def filtered(self, request: HttpRequest) -> Any:
@@ -212,7 +211,6 @@ class ListAdmin(ReadOnlyAdmin):
 
 
 def part_of_name() -> object:
-    """Return a filter for rows with a name, by a part of it."""
     search = forms.TextInput(attrs={"type": "search"})
     return django_filters.CharFilter(label=gettext_lazy("Name"), lookup_expr="icontains", widget=search)
 
@@ -254,7 +252,6 @@ class NamedListAdmin(SmallListAdmin):
     filterset = NameFilter
 
     def listed(self, request: HttpRequest) -> Sequence[Any]:
-        """Return all that the user may view."""
         return list(self.get_queryset(request))
 
     def rows_of(self, filterset: Any) -> list[Any]:  # type: ignore[override]

@@ -136,14 +136,10 @@ class BulkOperationAdmin(SearchedAdmin):
         kind, icon = OPERATION_BADGES.get(operation.state, ("unknown", "?"))
         return cells.badge(kind, icon, operation.get_state_display())
 
-    @admin.display(description=gettext_lazy("progress"))
-    def bar(self, operation: Any) -> str:
-        percent = int(100 * operation.progress)
-        return cells.progress(percent, f"{percent}%")
+    bar = cells.column(gettext_lazy("progress"), lambda operation: cells.progress(int(100 * operation.progress)))
 
     @admin.display(description=gettext_lazy("changed"))
     def changed_tasks(self, operation: Any) -> str:
-        """Show how many tasks changed, of how many expected."""
         if operation.estimate is None or operation.estimate < operation.changed:  # more came to match meanwhile
             return cells.number(operation.changed)
         expected = cells.number(operation.estimate) + ("+" if operation.estimate_more else "")
@@ -151,10 +147,9 @@ class BulkOperationAdmin(SearchedAdmin):
 
     @admin.display(description=gettext_lazy("skipped"))
     def skipped_tasks(self, operation: Any) -> str:
-        if not operation.skipped:
-            return cells.number(operation.skipped)
         reasons = ", ".join(f"{reason}: {cells.number(count)}" for reason, count in operation.skips.items())
-        return f"{cells.number(operation.skipped)} ({reasons})" if reasons else cells.number(operation.skipped)
+        number = cells.number(operation.skipped)
+        return f"{number} ({reasons})" if operation.skipped and reasons else number
 
 
 class AuditEntryAdmin(SearchedAdmin):
@@ -243,7 +238,6 @@ class PollerAdmin(SmallListAdmin):
         return permitted(request, POLLER_VERBS.values())
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
-        """Return the commands, unless the poller has stopped."""
         return [] if row.state == STOPPED_STATE else self.list_verbs(request)
 
     def act(self, request: HttpRequest) -> HttpResponse:
@@ -267,7 +261,6 @@ class PollerAdmin(SmallListAdmin):
 
     @admin.display(description=gettext_lazy("state"))
     def state_badge(self, poller: Any) -> str:
-        """Show the reported state, a requested command, and whether it is late."""
         if poller.requested_command:
             facts = {"state": poller.state, "command": poller.requested_command}
             return cells.badge("paused", "◌", _("%(state)s, %(command)s requested") % facts)
@@ -286,7 +279,6 @@ class PollerAdmin(SmallListAdmin):
 
 
 def can_cancel(operation: BulkOperation, actor: Actor) -> bool:
-    """Return whether the actor may cancel a bulk operation, or put its tasks back."""
     with suppress(PermissionDenied):
         check_cancel(operation, bulk.verb_of(operation), actor)
         return True

@@ -126,8 +126,6 @@ def _queues(table: TaskQuerySet, actor: permissions.Actor) -> list[str]:
 
 
 class PauseForm(PlainForm):
-    """Asks for a reason and an end."""
-
     for_time = forms.ChoiceField(
         label=gettext_lazy("How long"),
         required=False,
@@ -162,7 +160,6 @@ class PauseForm(PlainForm):
         return {**found, "until": until}
 
     def clean_until(self) -> datetime | None:
-        """Refuse an end in the past."""
         until: datetime | None = self.cleaned_data["until"]
         if until is not None and until <= now():
             raise forms.ValidationError(gettext_lazy("Give a time in the future, or none."))
@@ -226,8 +223,6 @@ def ask(
 
 
 class TaskPageAdmin(ListAdmin):
-    """A list of tasks with a search of its address."""
-
     base_search = Search()  # what the page shows without a search
 
     def search_of(self, request: HttpRequest) -> Search:
@@ -316,20 +311,15 @@ def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     task = page.get_object(request, request.POST.get("again", ""))
     if task is None:
         raise Http404
+    actor = viewer(request)
     for verb in (permissions.ENQUEUE_COPY, permissions.VIEW_PAYLOAD):
-        permissions.check_may(verb, viewer(request), task.queue)
+        permissions.check_may(verb, actor, task.queue)
     form = bound_form(request, PlainForm)
     if not confirmed(request, form):
         return ask(page, request, permissions.ENQUEUE_COPY, form, items=[str(task)])
-    fresh = _enqueued(task, viewer(request), form.reason())
-    return page.reply(request, _("This is the new task."), address=page.page_of(fresh))
-
-
-def _enqueued(task: AbstractTask, actor: permissions.Actor, reason: str) -> AbstractTask:
-    alias = str(task._state.db)
-    with recorded(alias):
+    with recorded(alias := str(task._state.db)):
         fresh = actions.enqueue_copy(task)
-        details = {"task_id": fresh.pk, "again": task.pk}
-        record(alias, actor, permissions.ENQUEUE_COPY, queue=task.queue, reason=reason, changed=1, details=details)
+        given = {"reason": form.reason(), "changed": 1, "details": {"task_id": fresh.pk, "again": task.pk}}
+        record(alias, actor, permissions.ENQUEUE_COPY, queue=task.queue, **given)
         log(actor, [fresh], ADDITION, _("Enqueued again: task %(id)s") % {"id": task.pk})
-    return fresh
+    return page.reply(request, _("This is the new task."), address=page.page_of(fresh))

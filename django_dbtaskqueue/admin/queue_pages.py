@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 
 def _stats_column(title: StrOrPromise, show: Callable[[queue_stats.QueueStats], object]) -> cells.Column:
-    """Return a column of the figures that the list reads for each queue."""
     return cells.column(title, lambda queue: show(queue.stats))
 
 

@@ -55,8 +55,6 @@ class AttemptFilter(TaskIdFilter):
 
 
 class HistoryFilter(TaskIdFilter):
-    """Tasks that left TASKS."""
-
     status = django_filters.ChoiceFilter(
         label=gettext_lazy("Status"), choices=[(one, one) for one in TERMINAL_VALUES], empty_label=gettext_lazy("any")
     )
@@ -64,8 +62,6 @@ class HistoryFilter(TaskIdFilter):
 
 
 class AttemptAdmin(ListAdmin):
-    """Failed attempts."""
-
     list_display = ("id", "task_link", "queue", "attempt", "exception", "says", "failed")
     long_columns = ("traceback",)
     filterset = AttemptFilter
@@ -87,8 +83,6 @@ class AttemptAdmin(ListAdmin):
 
 
 class TaskHistoryAdmin(ListAdmin):
-    """Tasks that left TASKS."""
-
     filterset = HistoryFilter
     plural = gettext_lazy("tasks in history")
     secrets = ("process_result_box", "payload_box", "result_box", "context_box")
@@ -258,8 +252,6 @@ class ReportFilter(FilterSet):
 
 
 class PipelineReportAdmin(ListAdmin):
-    """The reports of the pipeline's jobs."""
-
     detail_template = "report"
     filterset = ReportFilter
     empty = gettext_lazy("No report yet. Make one with: manage.py runtaskpipeline report")

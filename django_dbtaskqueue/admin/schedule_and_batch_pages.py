@@ -77,8 +77,6 @@ class ScheduleForm(PlainForm):
 
 
 class ScheduleAdmin(NamedListAdmin):
-    """The schedules, of the code and of persons."""
-
     detail_template = "schedule"
     empty = gettext_lazy("No schedule. Make one here, or declare it in the code with @periodic.")
     list_display = ("name", "state", "when", "queue", "coming", "last", "task", "origin")
@@ -202,8 +200,6 @@ def _origin(row: Schedule) -> str:
 
 
 class BatchAdmin(NamedListAdmin):
-    """The batches, the newest first."""
-
     detail_template = "batch"
     empty = gettext_lazy("No batch. The code makes one with batch() or Workflow.")
     list_display = ("name", "progress", "failed", "tasks", "queue_names", "created")

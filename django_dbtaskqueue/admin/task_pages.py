@@ -160,7 +160,6 @@ def _search_words(queues: Sequence[str]) -> dict[str, list[str]]:
 
 
 def search_context(filterset: Any, path: str) -> dict[str, Any]:
-    """Return what the search form shows of a bound ``TaskFilter``."""
     search: Search = filterset.search
     picked = {text_of(**{"is": state}) for state in STATE_NAMES}  # what the pickers show is not in the text
     picked |= {text_of(queue=queue) for queue in search.queues()}
@@ -243,7 +242,6 @@ class TaskAdmin(TaskPageAdmin):
         return used and super().has_module_permission(request)
 
     def list_verbs(self, request: HttpRequest) -> Sequence[permissions.Verb]:
-        """Return the verbs that the user may use and that apply to a status of the search."""
         statuses = statuses_of(self.base_search & self.filtered(request).search)
         return permitted(request, [verb for verb in TASK_VERBS.values() if statuses & set(verb.sources)])
 
@@ -414,8 +412,6 @@ class TaskAdmin(TaskPageAdmin):
 
 
 class PoisonTaskAdmin(TaskAdmin):
-    """The tasks in POISON."""
-
     view_permission = "view_task"
     base_search = parse("status:POISON")
     empty = gettext_lazy("No task is in POISON.")

@@ -87,7 +87,6 @@ class _Run:
 
     @property
     def has_new_metadata(self) -> bool:
-        """Whether the function changed its metadata and did not save it."""
         return compat.HAS_METADATA and self.context is not None and self.context.metadata_modified
 
 
