@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 from django.contrib import admin, messages
@@ -32,7 +32,7 @@ from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import Session, is_task_table, migrated, model_named
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
-from django_dbtaskqueue.operations.permissions import APP, VIEW_PAYLOAD, Actor, Verb, can_operate, narrow
+from django_dbtaskqueue.operations.permissions import APP, VIEW_PAYLOAD, Actor, V, Verb, can_operate, narrow
 from django_dbtaskqueue.operations.serializers import MAX_WHOLE_NUMBER, is_storable
 
 if TYPE_CHECKING:
@@ -42,13 +42,10 @@ if TYPE_CHECKING:
 else:
     ModelAdmin = admin.ModelAdmin
 
-V = TypeVar("V", bound=Verb)
 REFRESH_INTERVALS_S = (2, 5, 15, 60)
 LIVE_KEY = "_live"  # the query key that asks for the part of a page that refreshes
 # These differ between two responses with the same facts: ages, which the browser keeps up to date, and tokens.
 VOLATILE_HTML = re.compile(rb'(<time[^>]*dbtq-ago[^>]*>)[^<]*|<input type="hidden" name="csrfmiddlewaretoken"[^>]*>')
-
-
 MAIN_ENTRIES = 4  # that stand beside "More", not behind it
 NAV_ENTRIES = (  # the key after "g", the model whose list it is, and the text of the link
     ("o", "overview", gettext_lazy("Overview")),

@@ -25,7 +25,7 @@ from django_dbtaskqueue.admin.frame import LIVE_KEY, ReadOnlyAdmin, id_of, viewe
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within, estimate
-from django_dbtaskqueue.operations.permissions import Verb, visible_names
+from django_dbtaskqueue.operations.permissions import Verb
 from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, page_of
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class QueuePickFilter(FilterSet):
     def __init__(self, data: Any, *, queryset: Any, request: Any) -> None:
         super().__init__(data, queryset=queryset, request=request)
         given = {data["queue"]} if data.get("queue") else set()
-        names = sorted(given.union(visible_names(known_queues(), viewer(request))))
+        names = sorted(given.union(filter(viewer(request).sees, known_queues())))
         if len(names) <= MAX_QUEUES_TO_PICK:
             choices = [("", _("any")), *((name, name) for name in names)]
             self.filters["queue"].extra["widget"] = forms.Select(choices=choices, attrs={"class": "dbtq-auto"})

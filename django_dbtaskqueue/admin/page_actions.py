@@ -19,7 +19,7 @@ from django.utils.html import format_html
 from django.utils.timezone import get_current_timezone_name, now
 from django.utils.translation import gettext as _, gettext_lazy
 
-from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, V, frame_of, id_of, may_see, viewer
+from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, frame_of, id_of, may_see, viewer
 from django_dbtaskqueue.admin.list_pages import ListAdmin
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import parse_length
@@ -169,7 +169,7 @@ class PauseForm(PlainForm):
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def verb_of(request: HttpRequest, known: Mapping[str, V]) -> V:
+def verb_of(request: HttpRequest, known: Mapping[str, permissions.V]) -> permissions.V:
     """Return the verb whose button was pressed."""
     name = request.POST.get(ACTION_ON_ALL_KEY) or request.POST.get("action", "")
     if name not in known:

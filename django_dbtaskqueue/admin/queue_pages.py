@@ -282,7 +282,10 @@ def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
 def act_on_queues(page: ListAdmin, request: HttpRequest, verb: permissions.Verb) -> HttpResponse:
     """Ask for a confirmation; once confirmed, pause or resume the queues and report."""
     permissions.check_may(verb, viewer(request))
-    queues: list[Any] = _selected_queues(page, request)
+    queues: list[Any] = list(page.rows_of(page.filtered(request)))
+    if request.POST.get("select_across") != "1":
+        ticked = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
+        queues = [queue for queue in queues if queue.name in ticked]
     fitting = [queue for queue in queues if verb is permissions.PAUSE or queue.stats.paused]
     form = bound_form(request, PauseForm if verb is permissions.PAUSE else PlainForm)
     if not confirmed(request, form):
@@ -297,12 +300,3 @@ def act_on_queues(page: ListAdmin, request: HttpRequest, verb: permissions.Verb)
     words = _("%(done)s, %(count)s skipped: not paused.") if skipped else "%(done)s."
     level = messages.SUCCESS if changed else messages.WARNING
     return page.reply(request, words % {"done": done, "count": skipped}, level)
-
-
-def _selected_queues(page: ListAdmin, request: HttpRequest) -> list[Queue]:
-    """Return the selected queues. A queue without a row can be selected, too."""
-    known = list(page.rows_of(page.filtered(request)))
-    if request.POST.get("select_across") == "1":
-        return known
-    ticked = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
-    return [queue for queue in known if queue.name in ticked]

@@ -113,17 +113,15 @@ class ScheduleAdmin(NamedListAdmin):
         }
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        forms_of = by_name(schedules.ADD_SCHEDULE, schedules.EDIT_SCHEDULE)
-        verb = verb_of(request, {**forms_of, **schedules.SCHEDULE_VERBS})
+        verbs = {**by_name(schedules.ADD_SCHEDULE, schedules.EDIT_SCHEDULE), **schedules.SCHEDULE_VERBS}
+        verb = verb_of(request, verbs)
         ticked = [self.get_object(request, name) for name in request.POST.getlist(ACTION_CHECKBOX_NAME)]
         rows = [row for row in ticked if row is not None]
-        if verb.name not in forms_of:
+        if verb.name in schedules.SCHEDULE_VERBS:
             return self._act(request, verb, rows)
-        if verb is schedules.ADD_SCHEDULE:
-            return self._write(request, verb, None)
-        if not rows:
+        if verb is schedules.EDIT_SCHEDULE and not rows:
             raise Http404
-        return self._write(request, verb, rows[0])
+        return self._write(request, verb, rows[0] if verb is schedules.EDIT_SCHEDULE else None)
 
     def _act(self, request: HttpRequest, verb: Verb, rows: Sequence[Schedule]) -> HttpResponse:
         check_may(verb, viewer(request))
@@ -147,12 +145,10 @@ class ScheduleAdmin(NamedListAdmin):
         check_may(verb, viewer(request), None if row is None else row.queue)
         form = bound_form(request, partial(ScheduleForm, row=row, seen=row is None or may_see(request, row)))
         if confirmed(request, form):
+            name = form.cleaned_data["name"] if row is None else row.name
+            write = schedules.add_schedule if row is None else schedules.edit_schedule
             try:
-                given = {"reason": form.reason()}
-                if row is None:
-                    made = schedules.add_schedule(form.cleaned_data["name"], form.values(), viewer(request), **given)
-                else:
-                    made = schedules.edit_schedule(row.name, form.values(), viewer(request), **given)
+                made = write(name, form.values(), viewer(request), reason=form.reason())
                 return self.reply(request, f"{verb.done % {'number': 1}}.", address=self.page_of(made))
             except TaskQueueError as error:
                 form.add_error(None, str(error))

@@ -42,7 +42,7 @@ from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCoun
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import Location
 from django_dbtaskqueue.operations.related_tasks import awaited, related, steps_of
-from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, query, text_of, to_text
+from django_dbtaskqueue.operations.search import QUALIFIERS, Search, parse, query, text_of, to_text
 from django_dbtaskqueue.operations.search.query import Page, TaskFilter, id_range, within
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
 from django_dbtaskqueue.operations.serializers import error_of, is_storable, message_of, short_error
@@ -144,10 +144,6 @@ def _of_status(search: Search, status: str | None, path: str) -> str:
     return _address(parse(f"status:{status}") & rest if status else rest, path)
 
 
-def _without(search: Search, term: Term, path: str) -> str:
-    return _address(Search(tuple(one for one in search.terms if one is not term)), path)
-
-
 def _address(search: Search, path: str) -> str:
     return f"{path}?{urlencode({'q': to_text(search)})}" if search else path
 
@@ -166,7 +162,10 @@ def search_context(filterset: Any, path: str) -> dict[str, Any]:
     shown = Search(tuple(term for term in search.terms if term.text not in picked))
     return {
         "text": to_text(shown) if search else filterset.data.get("q", ""),
-        "chips": [(term.text, _without(search, term, path)) for term in search.terms],
+        "chips": [
+            (term.text, _address(Search(tuple(one for one in search.terms if one is not term)), path))
+            for term in search.terms
+        ],
         "errors": [error for errors in filterset.errors.values() for error in errors],
         "examples": [{"text": text, "query": urlencode({"q": text})} for text in SEARCH_EXAMPLES],
         "qualifiers": QUALIFIERS.values(),

@@ -48,7 +48,6 @@ from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, QUE
 
 M = TypeVar("M", bound=Model)
 T = TypeVar("T")
-V = TypeVar("V", bound=permissions.Verb)
 MAX_ATTEMPTS = 50
 TASK = RowDocument(
     "Task", "A task with its failed attempts. Payloads and results need the permission to see them.",
@@ -257,7 +256,7 @@ def _table(call: ApiCall) -> TaskQuerySet:
     return tasks_for(of_queue(queue) if queue else Search(), write=True)
 
 
-def _verb(name: str, verbs: Mapping[str, V]) -> V:
+def _verb(name: str, verbs: Mapping[str, permissions.V]) -> permissions.V:
     return _there(verbs.get(name), f"verb {name!r}; they are {', '.join(verbs)}.")
 
 
