@@ -14,7 +14,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import SuspiciousOperation
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest
-from django.utils.formats import date_format, number_format
+from django.utils.formats import date_format
 from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
@@ -161,7 +161,6 @@ class ListAdmin(ReadOnlyAdmin):
         looked = id_of(request.GET.get(LOOKED_KEY, "0")) or 0
         place = None if looked else before or after
         verbs, names = self.list_verbs(request), str(self.opts.verbose_name_plural)
-        count = self._of_window(page, place) if page.window or page.first else None
         return {
             "filterset": filterset,
             "has_q": "q" in filterset.filters,
@@ -171,7 +170,7 @@ class ListAdmin(ReadOnlyAdmin):
             "verbs": verbs,
             "slice": page,
             "table": table_of(self, page.rows, caption=names, tickable=bool(verbs)),
-            "found": count or self._number(rows, page, place, filterset),
+            "found": self.found(rows, page, place, filterset),
             "searched": _searched(page, looked, first=place is None),
             "full_search_url": _address(request, **{FULL_SEARCH_KEY: 1}),
             "look_on_url": _look_on(request, page, looked),
@@ -185,9 +184,16 @@ class ListAdmin(ReadOnlyAdmin):
         before, after = place["before"], place["after"]
         return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after, **search_effort(request))
 
-    def _number(self, rows: QuerySet[Any], found: Page, place: int | None, filterset: Any) -> str:
-        count = self.count(rows, found, place, filterset)
-        return self._of(2, "?") if count is None else self._of(count.number + count.more, str(count))
+    def found(self, rows: QuerySet[Any], page: Page, place: int | None, filterset: Any) -> str:
+        """Return how many rows there are, in words; of a search in parts how many it found so far."""
+        if page.window or page.first:
+            more = place is not None or page.older is not None or page.cut or page.first > 0
+            count: ApproxCount | None = ApproxCount(len(page.rows), more=more)
+        else:
+            count = self.count(rows, page, place, filterset)
+        one = count is not None and not count.more and count.number == 1
+        name = self.opts.verbose_name if one else self.plural or self.opts.verbose_name_plural
+        return f"{'?' if count is None else count} {name}"
 
     def count(self, rows: QuerySet[Any], found: Page, place: int | None, filterset: Any) -> ApproxCount | None:
         """Return how many rows there are: exact up to 10,000; estimated above that, or if counting takes too long."""
@@ -200,14 +206,6 @@ class ListAdmin(ReadOnlyAdmin):
         if rough is None or (count is not None and rough <= count.number):
             return count
         return ApproxCount(_rounded(rough), estimated=True)
-
-    def _of_window(self, page: Page, place: int | None) -> str:
-        shown = len(page.rows)
-        more = place is not None or page.older is not None or page.cut or page.first
-        return self._of(2 if more else shown, f"{number_format(shown)}{'+' if more else ''}")
-
-    def _of(self, count: int, text: str) -> str:
-        return f"{text} {self.opts.verbose_name if count == 1 else self.plural or self.opts.verbose_name_plural}"
 
 
 def part_of_name() -> object:

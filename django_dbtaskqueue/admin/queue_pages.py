@@ -131,10 +131,10 @@ class QueueAdmin(NamedListAdmin):
             queues.append(queue)
         return queues
 
-    def _number(self, rows: Any, found: Page, place: int | None, filterset: Any) -> str:
+    def found(self, rows: Any, page: Page, place: int | None, filterset: Any) -> str:
         text = ngettext("%(number)s queue", "%(number)s queues", len(rows)) % {"number": len(rows)}
         more = _("%(words)s; the first %(shown)s by name: search for others")
-        return more % {"words": text, "shown": len(found.rows)} if len(rows) > len(found.rows) else text
+        return more % {"words": text, "shown": len(page.rows)} if len(rows) > len(page.rows) else text
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue | None:
         """Return the row, or a known queue without one."""
