@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin
 from django.utils.formats import number_format
@@ -18,11 +18,9 @@ from django.utils.translation import gettext as _
 from django_dbtaskqueue.core.durations import format_age, format_duration, format_seconds
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.queue_stats import Quantiles, QueueStats
 from django_dbtaskqueue.operations.serializers import message_of
-
-if TYPE_CHECKING:
-    from django_stubs_ext import StrOrPromise
 
 EMPTY_VALUE = "-"
 MAX_UNCUT = 16  # characters that each column has room for
@@ -94,7 +92,7 @@ def own_text(text: str) -> SafeString:
 Column = Callable[[Any, Any], str]  # a method of an admin class: the row as text
 
 
-def column(title: StrOrPromise, show_row: Callable[[Any], object]) -> Column:
+def column(title: permissions.Text, show_row: Callable[[Any], object]) -> Column:
     """Return a column that shows what ``show_row`` makes of a row."""
 
     @admin.display(description=title)
@@ -105,16 +103,16 @@ def column(title: StrOrPromise, show_row: Callable[[Any], object]) -> Column:
     return cell
 
 
-def age_column(title: StrOrPromise, field: str) -> Column:
+def age_column(title: permissions.Text, field: str) -> Column:
     return column(title, lambda row: ago(getattr(row, field), row.clock))
 
 
-def box_column(title: StrOrPromise, field: str, show_value: Callable[[Any], str]) -> Column:
+def box_column(title: permissions.Text, field: str, show_value: Callable[[Any], str]) -> Column:
     """Return a column that shows a long value in a box: ``show_value`` is ``box`` or ``json_box``."""
     return column(title, lambda row: show_value(getattr(row, field)))
 
 
-def number_column(title: StrOrPromise, field: str) -> Column:
+def number_column(title: permissions.Text, field: str) -> Column:
     return column(title, lambda row: number(getattr(row, field)))
 
 

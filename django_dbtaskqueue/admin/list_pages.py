@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import django_filters
 import django_tables2 as tables
@@ -24,22 +24,9 @@ from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import LIVE_KEY, ReadOnlyAdmin, id_of, viewer
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.flow.placement import known_queues
+from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within, estimate
-from django_dbtaskqueue.operations.permissions import Verb
 from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, page_of
-
-if TYPE_CHECKING:
-    from django_stubs_ext import StrOrPromise
-
-    class FilterSet:
-        """The class of django-filter, which publishes no types."""
-
-        filters: Any
-
-        def __init__(self, data: Any, *, queryset: Any, request: Any) -> None: ...
-
-else:
-    FilterSet = django_filters.FilterSet
 
 PAGE_ROWS = 50
 MAX_QUEUES_TO_PICK = 200
@@ -53,6 +40,10 @@ PAGE_KEYS = (
     BEFORE_KEY, AFTER_KEY, FULL_SEARCH_KEY, LOOKED_KEY, SORT_KEY,
     LIVE_KEY, "_changelist_filters", "_facets", "_popup", "e",
 )  # fmt: skip
+
+
+class FilterSet(django_filters.FilterSet):  # type: ignore[misc]  # publishes no types
+    """The filters of a list."""
 
 
 class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no types
@@ -133,12 +124,12 @@ class ListAdmin(ReadOnlyAdmin):
     """A list with a search. A later page costs no more than the first."""
 
     filterset: Any  # a FilterSet; its fields are the keys that the query string may have
-    empty: StrOrPromise = ""  # the text of a list without rows
-    plural: StrOrPromise = ""  # the name of several rows; empty: the model's name
+    empty: permissions.Text = ""  # the text of a list without rows
+    plural: permissions.Text = ""  # the name of several rows; empty: the model's name
     list_across = False  # whether an action can apply to all rows that match
     waits_for_tick = False  # whether the verbs are shown only while a row is ticked
 
-    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+    def list_verbs(self, request: HttpRequest) -> Sequence[permissions.Verb]:
         return ()
 
     def filtered(self, request: HttpRequest) -> Any:

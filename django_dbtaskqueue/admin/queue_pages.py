@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import django_filters
 from django.contrib import admin, messages
@@ -36,11 +36,8 @@ from django_dbtaskqueue.operations.search.query import Page
 from django_dbtaskqueue.operations.serializers import is_storable
 from django_dbtaskqueue.operations.verbs import PURGE, QUEUE_VERBS
 
-if TYPE_CHECKING:
-    from django_stubs_ext import StrOrPromise
 
-
-def _stats_column(title: StrOrPromise, show: Callable[[queue_stats.QueueStats], object]) -> cells.Column:
+def _stats_column(title: permissions.Text, show: Callable[[queue_stats.QueueStats], object]) -> cells.Column:
     return cells.column(title, lambda queue: show(queue.stats))
 
 
@@ -56,7 +53,7 @@ def _count_column(status: Status | None = None) -> cells.Column:
     return cell
 
 
-ORDERS: dict[str, tuple[StrOrPromise, Callable[[queue_stats.QueueStats], float]]] = {  # the most first
+ORDERS: dict[str, tuple[permissions.Text, Callable[[queue_stats.QueueStats], float]]] = {  # the most first
     "oldest": (gettext_lazy("oldest waiting"), lambda row: row.oldest.total_seconds() if row.oldest else 0.0),
     "failed": (gettext_lazy("failed, 1 h"), lambda row: row.failed),
     "run": (gettext_lazy("run p50 / p95"), lambda row: row.run.p95 or 0.0),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from urllib.parse import urlencode
 
 from django.contrib import admin
@@ -48,9 +48,6 @@ from django_dbtaskqueue.operations.search.values import STATE_NAMES
 from django_dbtaskqueue.operations.serializers import error_of, is_storable, message_of, short_error
 from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS, VERBS
 
-if TYPE_CHECKING:
-    from django_stubs_ext import StrOrPromise
-
 # -- search ------------------------------------------------------------------------------------------------------------
 
 MAX_ROWS_OF_TABS = 2000  # that the numbers of the status tabs count in each status
@@ -61,7 +58,7 @@ SEARCH_EXAMPLES = (
     "-queue:bulk",
 )  # fmt: skip
 TOOK = Coalesce("finish_time", Now()) - F("start_time")
-SORTS: dict[str, tuple[StrOrPromise, tuple[Any, ...]]] = {
+SORTS: dict[str, tuple[permissions.Text, tuple[Any, ...]]] = {
     "oldest": (gettext_lazy("oldest first"), ("pk",)),
     "wait": (gettext_lazy("longest waiting first"), (F("ready_time").asc(nulls_last=True), "pk")),
     "run": (gettext_lazy("slowest first"), (TOOK.desc(nulls_last=True), "-pk")),

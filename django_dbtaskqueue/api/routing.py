@@ -12,7 +12,7 @@ from dataclasses import dataclass, is_dataclass
 from datetime import datetime, timedelta
 from functools import partial, wraps
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.decorators import login_not_required
@@ -33,13 +33,10 @@ from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import alias_for, migrated
 from django_dbtaskqueue.models import ApiToken
 from django_dbtaskqueue.models.control import OPERATE_SCOPE
-from django_dbtaskqueue.operations import serializers
+from django_dbtaskqueue.operations import permissions, serializers
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Scope
 from django_dbtaskqueue.operations.serializers import BadInput, RowDocument, document_types
 from django_dbtaskqueue.operations.verbs import PRIORITY, TaskVerb, VerbInput
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrPromise
 
 JsonSchema = Mapping[str, Any]
 PATH_PART = re.compile(r"<(\w+):(\w+)>")
@@ -128,7 +125,7 @@ class Field:
 
     name: str
     kind: FieldType
-    help: str | _StrPromise  # translated when it is shown
+    help: permissions.Text  # translated when it is shown
     default: Any = None
     required: bool = False
 
