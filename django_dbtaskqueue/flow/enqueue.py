@@ -29,22 +29,10 @@ from django_dbtaskqueue.core.sql.enqueue import RARE_COLUMNS, REPLACE, RETURNED
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_of
-from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.flow import placement, usage
 from django_dbtaskqueue.flow.dependencies import members, related_of
 from django_dbtaskqueue.flow.insert import MAX_ROUNDS, REFERENCE, Insert
-from django_dbtaskqueue.flow.placement import (
-    LEFT_TABLE,
-    UNIQUE_OVER_HISTORY,
-    Row,
-    check_timeout,
-    own_columns,
-    own_fields,
-    own_values,
-    refused,
-    route,
-    rule_of,
-    with_fail_over,
-)
+from django_dbtaskqueue.flow.placement import LEFT_TABLE, Row, refused, route
 from django_dbtaskqueue.models import Task
 
 NO_RULES = (None, None, None, None)  # of uniqueness, of other tasks, of the queue's capacity, of a group
@@ -119,22 +107,24 @@ def enqueue_task(queue: str, task: TaskOptions, how: InsertOptions, stored: Mapp
     if stored is not None:
         row |= stored
     elif how.unique is not None or settings.unique is not None:
-        rule = rule_of(how.unique, settings, row)
+        rule = placement.rule_of(how.unique, settings, row["reference_number"])
+        if rule is not None:
+            placement.apply_rule(rule, row)
     if how.on_duplicate not in ON_DUPLICATE:
-        check_choice("on_duplicate", how.on_duplicate, ON_DUPLICATE)
+        placement.check_choice("on_duplicate", how.on_duplicate, ON_DUPLICATE)
     if how.timeout is not None:
-        check_timeout(how.timeout)
+        placement.check_timeout(how.timeout)
     if how.after is not None and (how.on_duplicate if rule is None else rule.on_duplicate) in REPLACE:
         raise refused("on_duplicate", how.on_duplicate, "does not go with after=: a task keeps its parents.")
     if how.after is not None or members.get() is not None:
         alias, related = related_of(how, settings, alias)
     insert: Callable[[str], Task] = partial(_insert_plain, queue, row, settings, how.on_duplicate)
     rules = (rule, related, settings.capacity, row["group_key"])
-    is_spent_once = settings.unique_over == UNIQUE_OVER_HISTORY and row["reference_number"] is not None
+    is_spent_once = settings.unique_over == placement.UNIQUE_OVER_HISTORY and row["reference_number"] is not None
     if rules != NO_RULES or is_spent_once or how.on_duplicate in REPLACE:
         insert = partial(_insert, Insert(queue, settings, how, related, one=True), row, rule)
     if settings.shards and how.using is None and how.after is None:
-        return with_fail_over(route(settings, row["reference_number"], task.payload), settings.shards, insert)
+        return placement.with_fail_over(route(settings, row["reference_number"], task.payload), settings.shards, insert)
     return insert(alias)
 
 
@@ -142,7 +132,7 @@ def _insert_plain(queue: str, row: Row, settings: conf.QueueSettings, on_duplica
     """Insert a task by one statement: nothing but its reference can stand in its way."""
     session = Session(connections[alias], model_of(settings))
     timed = row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None
-    own, own_params = own_columns(session, row) if row[OWN_COLUMNS] else ((), {})
+    own, own_params = placement.own_columns(session, row) if row[OWN_COLUMNS] else ((), {})
     bare, referenced = RARE_VALUES(row) == NO_RARE_VALUES, row["reference_number"] is not None
     sql = session.sql.insert(timed=timed, referenced=referenced, bare=bare, own=own)
     params = {**row, **own_params, "queue_name": queue}
@@ -218,7 +208,7 @@ def _task(session: Session, queue: str, row: Row, written: tuple[Any, ...], *, i
     for name, column in JSON_COLUMNS:
         values[name] = None if (text := row[column]) is None else json_payload.loads(text)
     if row[OWN_COLUMNS]:
-        fields = own_fields(session.model)
+        fields = placement.own_fields(session.model)
         values |= {fields[name].attname: getattr(value, "pk", value) for name, value in row[OWN_COLUMNS].items()}
     return _instance(session, values)
 
@@ -262,7 +252,7 @@ def row_of(queue: str, task: TaskOptions, settings: conf.QueueSettings) -> Row:
         "max_attempts": settings.max_attempts,
         "delay": None if task.delay is None else _seconds("delay", task.delay),
         "run_at": task.run_at,
-        OWN_COLUMNS: own_values(task.columns, settings) if task.columns else {},
+        OWN_COLUMNS: placement.own_values(task.columns, settings) if task.columns else {},
         "ttl": None if ttl is None else _seconds("ttl", ttl),
     }
     if payload_type is not None and queue in codecs.expected:
@@ -315,9 +305,3 @@ def _seconds(name: str, value: Any) -> float:
     if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_DELAY:
         raise refused(name, value, "must be a timedelta from zero to a hundred years.")
     return value.total_seconds()
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is none of ``choices``."""
-    if value not in choices:
-        raise refused(name, value, f"must be one of {', '.join(map(repr, choices))}.")

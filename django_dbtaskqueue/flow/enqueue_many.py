@@ -32,9 +32,9 @@ from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.dependencies import related_of
-from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, ON_DUPLICATE, check_choice, joined, row_of
+from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, ON_DUPLICATE, joined, row_of
 from django_dbtaskqueue.flow.insert import Batch, Insert, UniformRows, Written, as_rows
-from django_dbtaskqueue.flow.placement import LEFT_TABLE, Row, apply_rule, check_timeout, checked_rule, route
+from django_dbtaskqueue.flow.placement import LEFT_TABLE, Row, apply_rule, check_choice, check_timeout, route, rule_of
 
 NO_OPTIONS = TaskOptions()
 DERIVED = "derived"  # a key of a row whose reference a rule has derived
@@ -117,7 +117,7 @@ def _enqueue_items(queue: str, items: Iterable[Any], how: InsertOptions, on_inva
         )
     _, related = related_of(how._replace(using=first), settings, first)
     insert = Insert(queue, settings, how, related)
-    rule = settings.unique if how.unique is None else checked_rule(how.unique, None)
+    rule = rule_of(how.unique, settings, None)
     rejections: list[Rejection] = []
     chunks = Chunks(queue, items, settings, list(sessions), rejections if on_invalid == "reject" else None, rule)
     done = Counter(enqueued=0, ignored=0, replaced=0)

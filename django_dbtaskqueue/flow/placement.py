@@ -77,6 +77,12 @@ def with_fail_over(chosen: str, shards: Sequence[str], insert: Callable[[str], T
     return insert(candidates[-1])
 
 
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Refuse a word that is none of ``choices``."""
+    if value not in choices:
+        raise refused(name, value, f"must be one of {', '.join(map(repr, choices))}.")
+
+
 def check_timeout(timeout: timedelta | None) -> None:
     """Refuse a time to wait that is no duration."""
     if timeout is not None and not isinstance(timeout, timedelta):
@@ -158,8 +164,10 @@ class PeriodTaken(Exception):
     """Another producer began the period of one of the references first. The transaction of this one is rolled back."""
 
 
-def checked_rule(unique: object, reference: str | None) -> UniqueRule:
-    """Return the rule that ``unique=`` of an enqueue gives."""
+def rule_of(unique: object, settings: QueueSettings, reference: str | None) -> UniqueRule | None:
+    """Return the rule of uniqueness for a task: that of the call, or else the queue's if it has no reference."""
+    if unique is None:
+        return settings.unique if reference is None else None
     try:
         rule = parse_rule(unique) if isinstance(unique, str) else unique
     except ValueError as error:
@@ -183,17 +191,6 @@ def apply_rule(rule: UniqueRule, row: Row) -> None:
         if row["delay"] is not None or row["run_at"] is not None:
             raise EnqueueError(f"unique={rule} says when the task is due. Leave delay= and run_at= out.")
         row["delay"] = rule.wait.total_seconds()
-
-
-def rule_of(unique: object, settings: QueueSettings, row: Row) -> UniqueRule | None:
-    """Return the rule of uniqueness for a task, if any, and give the row the reference that it derives."""
-    reference = row["reference_number"]
-    rule = settings.unique if unique is None and reference is None else None
-    if unique is not None:
-        rule = checked_rule(unique, reference)
-    if rule is not None:
-        apply_rule(rule, row)
-    return rule
 
 
 def in_period(session: Session, queue: str, rule: UniqueRule, references: Sequence[str]) -> set[str]:
