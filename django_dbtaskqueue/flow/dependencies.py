@@ -35,7 +35,7 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, is_task_table, model_named, model_of, statements_of
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
-from django_dbtaskqueue.flow.placement import refused
+from django_dbtaskqueue.flow.placement import check_choice, refused
 from django_dbtaskqueue.models import AbstractTask, Dependency, TaskHistory, TemporaryTask
 from django_dbtaskqueue.models.tasks import ON_PARENT_FAILURE
 
@@ -56,12 +56,29 @@ class Changes:
     """What one transaction did to tasks that waited."""
 
     released: list[tuple[str, str, str | None]] = field(default_factory=list)  # location, queue, group
-    cancelled: dict[str, list[tuple[int, str, bool]]] = field(default_factory=dict)  # id, queue, watched; by location
+    cancelled: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # as ``usage`` counts calls
+    watched: dict[str, list[int]] = field(default_factory=dict)  # those of them that something waits for, by location
 
     @property
     def groups(self) -> Groups:
         """The groups that released tasks enter."""
         return groups_of(released[1:] for released in self.released)
+
+    def let_go(self, session: Session, location: str, ids: Iterable[int]) -> None:
+        """Let tasks start that still wait."""
+        there = at(session, location)
+        rows = there.run(there.sql.let_go, {"ids": there.sql.dialect.array(sorted(ids))})
+        self.released += [(location, queue, group) for _, queue, group in rows]
+
+    def cancel(self, session: Session, reasons: Mapping[str, Mapping[int, str]]) -> None:
+        """End tasks that still wait in POISON; ``reasons`` by location and id."""
+        for location, texts in reasons.items():
+            there = at(session, location)
+            rows = [{"child": child, "reason_text": text} for child, text in sorted(texts.items())]
+            for child, queue, watched in there.run(there.sql.cancel_held, {"rows": json.dumps(rows)}):
+                self.cancelled.setdefault((queue, "cancel"), []).append(child)
+                if watched:
+                    self.watched.setdefault(location, []).append(child)
 
 
 # -- a task ends -------------------------------------------------------------------------------------------------------
@@ -103,9 +120,7 @@ def ended(session: Session, ids: Collection[int], gone: Mapping[int, str] | None
             announce(there, changes)
             for task_id in statuses:  # clients that wait for the task
                 notify.notify(there.connection.alias, there.connection.vendor, f"{notify.TASK_ENDED}{task_id}")
-            for location, rows in changes.cancelled.items():
-                watched = [task_id for task_id, _queue, is_watched in rows if is_watched]
-                waiting += [(at(there, location), watched, {})] if watched else []
+            waiting += [(at(there, location), watched, {}) for location, watched in changes.watched.items()]
 
 
 def tell_deleted(session: Session, ids: Collection[int]) -> None:
@@ -139,15 +154,16 @@ def _changes(session: Session, statuses: Mapping[int, str]) -> tuple[Changes, se
         rows = session.run(sql.lock_holds, {"location": location, "ids": array(sorted(children[location]))})
         policies |= {TaskKey(location, child): policy for child, policy in rows}
     closed: defaultdict[str, list[int]] = defaultdict(list)
-    counts: Counter[TaskKey] = Counter()
+    counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
     cancelled: defaultdict[str, dict[int, str]] = defaultdict(dict)
     still_open: set[int] = set()
     for edge, parent, location, child in edges:
-        key, status = TaskKey(location, child), statuses[parent]
-        policy = policies.get(key)  # None: the child waits no more, because an operator let it go
+        status = statuses[parent]
+        policy = policies.get(TaskKey(location, child))  # None: it waits no more, because an operator let it go
         if policy in (None, "run") or status == COMPLETED:
             closed[status].append(edge)
-            counts[key] += policy is not None
+            if policy is not None:
+                counts[location][child] += 1
             continue
         if policy == "cancel":
             cancelled[location][child] = f"Cancelled: parent task {parent} ended as {status}."
@@ -157,32 +173,15 @@ def _changes(session: Session, statuses: Mapping[int, str]) -> tuple[Changes, se
             closed[status].append(edge)
     for status, ids in closed.items():
         session.run(sql.end_edges, {"status": status, "ids": array(ids)})
-    changes = _count_down(session, counts)
-    for location, reasons in cancelled.items():
-        changes.cancelled[location] = cancel(at(session, location), reasons)
-    return changes, still_open
-
-
-def _count_down(session: Session, counts: Mapping[TaskKey, int]) -> Changes:
-    """Take ended parents off the counts of their children, and let those go that wait for no other."""
     changes = Changes()
-    for location in sorted({key.location for key, number in counts.items() if number}):
-        rows = [
-            {"child": key.id, "number": number} for key, number in counts.items() if key.location == location and number
-        ]
-        left = session.run(session.sql.count_down, {"location": location, "rows": json.dumps(rows)})
-        if free := [child for child, remaining in left if remaining <= 0]:
-            ids = session.sql.dialect.array(sorted(free))
-            session.run(session.sql.drop_holds, {"location": location, "ids": ids})
-            changes.released += let_go(session, location, free)
-    return changes
-
-
-def let_go(session: Session, location: str, ids: Iterable[int]) -> list[tuple[str, str, str | None]]:
-    """Let tasks start; return those that still waited, as (location, queue, group)."""
-    there = at(session, location)
-    rows = there.run(there.sql.let_go, {"ids": there.sql.dialect.array(sorted(ids))})
-    return [(location, queue, group) for _, queue, group in rows]
+    for location in sorted(counts):  # take ended parents off the counts of their children
+        ended_of = json.dumps([{"child": child, "number": number} for child, number in counts[location].items()])
+        left = session.run(sql.count_down, {"location": location, "rows": ended_of})
+        if free := sorted(child for child, remaining in left if remaining <= 0):
+            session.run(sql.drop_holds, {"location": location, "ids": array(free)})
+            changes.let_go(session, location, free)
+    changes.cancel(session, cancelled)
+    return changes, still_open
 
 
 def let_go_if_ended(session: Session, ids: Collection[int]) -> None:
@@ -190,14 +189,7 @@ def let_go_if_ended(session: Session, ids: Collection[int]) -> None:
     if ids:
         of = {"location": session.location, "ids": session.sql.dialect.array(sorted(ids))}
         held = {row[0] for row in session.run(session.sql.lock_holds, of)}  # waits for who takes the last parent off
-        let_go(session, session.location, {*ids} - held)
-
-
-def cancel(session: Session, reasons: Mapping[int, str]) -> list[tuple[int, str, bool]]:
-    """End tasks that still wait in POISON; return these, as (id, queue, whether something waits for it)."""
-    rows = [{"child": child, "reason_text": text} for child, text in sorted(reasons.items())]
-    found = session.run(session.sql.cancel_held, {"rows": json.dumps(rows)})
-    return [(child, queue, bool(watched)) for child, queue, watched in found]
+        Changes().let_go(session, session.location, {*ids} - held)
 
 
 def enter_groups(session: Session, changes: Changes) -> None:
@@ -211,12 +203,8 @@ def announce(session: Session, changes: Changes) -> None:
     """Wake the pollers of released tasks, and count the cancelled ones, once the transaction commits."""
     for queue in {queue for _location, queue, _group in changes.released}:
         notify.after_commit(session.connection, queue)
-    calls: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for rows in changes.cancelled.values():
-        for child, queue, _watched in rows:
-            calls[queue, "cancel"].append(child)
-    if calls:
-        usage.after_commit(session.connection, calls)
+    if changes.cancelled:
+        usage.after_commit(session.connection, changes.cancelled)
 
 
 def at(session: Session, location: str) -> Session:
@@ -318,9 +306,8 @@ def attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[Task
         changes = lock_in_order(session, partial(_attach, session, edges, policies), attrgetter("groups"))
         enter_groups(session, changes)
     announce(session, changes)
-    for location, rows in changes.cancelled.items():
-        if watched := [task_id for task_id, _queue, is_watched in rows if is_watched]:
-            after_commit(at(session, location), watched)
+    for location, watched in changes.watched.items():
+        after_commit(at(session, location), watched)
 
 
 def _attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> Changes:
@@ -350,9 +337,8 @@ def _attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[Tas
         holds.append(dict(zip(HOLD_TYPES, (*child, remaining[child], policy), strict=True)))
     _insert(session, session.sql.insert_holds, holds)
     for location, ids in free.items():
-        changes.released += let_go(session, location, ids)
-    for location, reasons in cancelled.items():
-        changes.cancelled[location] = cancel(at(session, location), reasons)
+        changes.let_go(session, location, ids)
+    changes.cancel(session, cancelled)
     return changes
 
 
@@ -524,8 +510,7 @@ def related_of(how: InsertOptions, settings: QueueSettings, alias: str) -> tuple
 def _checked_parents(how: InsertOptions, settings: QueueSettings, alias: str) -> tuple[str, dict[TaskKey, str]]:
     """Return the database of some parents, and their keys with the names that the child has for them."""
     after, policy = how.after, how.on_parent_failure
-    if policy not in POLICIES:
-        raise refused("on_parent_failure", policy, f"must be one of {', '.join(map(repr, POLICIES))}.")
+    check_choice("on_parent_failure", policy, POLICIES)
     if isinstance(after, TaskKey) or not isinstance(after, Iterable):
         after = [after]  # what is no task is refused below
     pairs = list(after.items()) if isinstance(after, Mapping) else [("", parent) for parent in after]
