@@ -91,13 +91,10 @@ def lock_in_order(session: Session, lock_rows: Callable[[], T], groups_in: Calla
             raise _NotLocked
 
 
-def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries: bool = True) -> None:
-    """Make the right heads of each group ready and take the others out.
-
-    The groups must be locked. ``hold_retries``: a task that waits for its next attempt stays a head.
-    """
+def regroup(session: Session, queue: str, groups: Iterable[str]) -> None:
+    """Make the right heads of each group ready and take the others out. The groups must be locked."""
     if wanted := sorted(set(groups)):
-        session.together(placing(session, queue, wanted, hold_retries=hold_retries))
+        session.together(placing(session, queue, wanted, hold_retries=True))
 
 
 def run_and_regroup(
@@ -114,6 +111,7 @@ def placing(
 ) -> list[Statement]:
     """Return the statement of ``regroup``; none without groups.
 
+    ``hold_retries``: a task that waits for its next attempt stays a head.
     A poller passes over groups without a parked task, unless ``every``: ``park_excess`` has parked what a number that
     was lowered leaves over.
     """
