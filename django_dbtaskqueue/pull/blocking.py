@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -54,7 +54,7 @@ class WaitQueue:
         self._wakeups = 0
         self._polls = 0  # begun so far
         self._last_empty_poll = 0  # its number
-        self.entered = 0  # threads inside ``take`` or ``wait``; guarded by _wait_queues_lock
+        self.entered = 0  # threads inside ``take`` or ``wait``; guarded by _registry_lock
 
     def wake(self) -> None:
         """There may be something to take: let the first thread poll now."""
@@ -123,10 +123,8 @@ class WaitQueue:
 class NotifyListener:
     """Receives the wake-ups of other processes on its own connection, while a thread waits and a little longer."""
 
-    def __init__(self, alias: str, linger_s: float, woken: Callable[[str], None]) -> None:
-        """``woken`` is called with the payload of each wake-up, and with "" when the connection is made."""
+    def __init__(self, alias: str, linger_s: float) -> None:
         self._alias = alias
-        self._woken = woken
         self._linger_s = linger_s
         self._lock = threading.Lock()
         self._users = 0
@@ -140,7 +138,7 @@ class NotifyListener:
             if self._stopping is not None:
                 self._stopping.cancel()
             if self._wakeup is None:
-                self._wakeup = Wakeup(self._alias, self._woken)  # wakes once more when it is connected
+                self._wakeup = Wakeup(self._alias, wake)  # wakes once more when it is connected
                 self._wakeup.start()
         try:
             yield
@@ -161,9 +159,9 @@ class NotifyListener:
             wakeup.stop()
 
 
-_wait_queues_lock = threading.Lock()
+_registry_lock = threading.Lock()
 _wait_queues: dict[WaitKey, WaitQueue] = {}
-_listeners: dict[tuple[str, str, Callable[[str], None]], NotifyListener] = {}
+_listeners: dict[tuple[str, str], NotifyListener] = {}
 
 
 def take(
@@ -179,7 +177,7 @@ def take(
 
         def listening_pause() -> float:
             while aliases:
-                stack.enter_context(listener(aliases.pop(), wake).listening())
+                stack.enter_context(_listening(aliases.pop()))
             return pause()
 
         if alone:
@@ -187,38 +185,41 @@ def take(
         return wait_queue.take(poll, until, listening_pause)
 
 
-def listener(alias: str, woken: Callable[[str], None]) -> NotifyListener:
-    """Return the one listener of this process that calls ``woken`` for the wake-ups of a database."""
+def _listening(alias: str) -> AbstractContextManager[None]:
+    """Let the one listener of this process and a database listen, for the time of a ``with`` block."""
     settings = connections[alias].settings_dict
     linger_s = 0.0 if notify.is_for_tests(settings) else LISTENER_LINGER_S
-    key = alias, str(settings["NAME"]), woken
-    return _listeners.setdefault(key, NotifyListener(alias, linger_s, woken))
+    return _listeners.setdefault((alias, str(settings["NAME"])), NotifyListener(alias, linger_s)).listening()
 
 
-def wake(queue: str) -> None:
-    """Wake the threads that wait for ``queue``, or all when it is empty."""
-    with _wait_queues_lock:
-        found = [wait_queue for key, wait_queue in _wait_queues.items() if not queue or key.queue == queue]
-    for wait_queue in found:
-        wait_queue.wake()
+def wake(name: str) -> None:
+    """Wake the threads that wait for a queue, or for the end of a task; all if the name is empty."""
+    task_id = name.removeprefix(notify.TASK_ENDED)
+    with _registry_lock:
+        found = [queue.wake for key, queue in _wait_queues.items() if not name or key.queue == name]
+        if not name or task_id != name:
+            # Compared as text: every role of the database may NOTIFY, and what is no number must not end the listening.
+            found += [one for pk, wakes in _waiting.items() if not name or str(pk) == task_id for one in wakes]
+    for one in found:
+        one()
 
 
 def waiters(queue: str, aliases: Sequence[str]) -> int:
     """Return how many threads of this process are inside ``take`` or ``wait`` for a queue."""
-    with _wait_queues_lock:
+    with _registry_lock:
         found = [one for key, one in _wait_queues.items() if key.queue == queue and {*key.aliases} & {*aliases}]
         return sum(wait_queue.entered for wait_queue in found)
 
 
 @contextmanager
 def _entered(key: WaitKey) -> Iterator[WaitQueue]:
-    with _wait_queues_lock:
+    with _registry_lock:
         wait_queue = _wait_queues.setdefault(key, WaitQueue())
         wait_queue.entered += 1
     try:
         yield wait_queue
     finally:
-        with _wait_queues_lock:
+        with _registry_lock:
             wait_queue.entered -= 1
             if not wait_queue.entered:
                 _wait_queues.pop(key, None)
@@ -238,15 +239,9 @@ END_LOOKS_S = 0.05, 1.0  # between two looks without NOTIFY: the first pause and
 Timeout = float | timedelta | None  # seconds
 
 _waiting: dict[int, set[Callable[[], None]]] = {}  # by the task's id
-_waiting_lock = threading.Lock()
 
 
-class Ended(NamedTuple):
-    """What became of a task."""
-
-    status: str
-    result: Any
-    text: str | None  # its failure
+Ended = tuple[str, Any, str | None]  # what became of a task: its status, its result, the text of its failure
 
 
 def wait(task: AbstractTask, timeout: Timeout) -> Any:
@@ -269,11 +264,11 @@ async def await_result(task: AbstractTask, timeout: Timeout) -> Any:
     if (found := await sync_to_async(look.first)()) is not None:
         return _result(task, found)
 
-    def wake() -> None:
+    def on_end() -> None:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(changed.set)
 
-    with _registered(task, wake):
+    with _registered(task, on_end):
         while (found := await sync_to_async(look.again)()) is None:
             await clock.wait_async(changed, _seconds_left(task, until, look.pause))
             changed.clear()
@@ -293,11 +288,12 @@ def _seconds_left(task: AbstractTask, until: float, pause: float) -> float:
 
 
 def _result(task: AbstractTask, ended: Ended) -> Any:
-    if ended.status != Status.COMPLETED:
-        raise TaskFailed(task.pk, task.queue, ended.status, ended.text or "")
-    if isinstance(ended.result, Unreadable):
-        raise PayloadError(str(ended.result), cannot="be read", of="The result")
-    return ended.result
+    status, result, text = ended
+    if status != Status.COMPLETED:
+        raise TaskFailed(task.pk, task.queue, status, text or "")
+    if isinstance(result, Unreadable):
+        raise PayloadError(str(result), cannot="be read", of="The result")
+    return result
 
 
 def _alias_of(task: AbstractTask) -> str:
@@ -351,50 +347,37 @@ class _EndReader:
         # On SQLite the id of a task that was rolled back comes again, with another task.
         if found is None or found[-1] != self._task.create_time:
             raise TaskGone(self._task.pk, self._task.queue)
-        ended = Ended(*found[:-1])
-        return ended if ended.status in TERMINAL else None
+        return found[:-1] if found[0] in TERMINAL else None
 
 
 # -- wake-ups ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _registered(task: AbstractTask, wake: Callable[[], None]) -> Iterator[None]:
-    """Have ``wake`` called when the task's end is told, for the time of a ``with`` block."""
-    with _waiting_lock:
+def _registered(task: AbstractTask, on_end: Callable[[], None]) -> Iterator[None]:
+    """Have ``on_end`` called when the task's end is told, for the time of a ``with`` block."""
+    with _registry_lock:
         if sum(map(len, _waiting.values())) >= MAX_WAITERS:
             raise TaskQueueError(
                 f"{MAX_WAITERS} threads and coroutines of this process wait for tasks. Wait for fewer at a time, or "
                 "look at the task later."
             )
-        _waiting.setdefault(task.pk, set()).add(wake)
+        _waiting.setdefault(task.pk, set()).add(on_end)
     try:
-        with listener(_alias_of(task), _wake_for_end).listening():
-            wake_listeners.add(_wake_for_end)
+        wake_listeners.add(wake)
+        with _listening(_alias_of(task)):
             yield
     finally:
-        with _waiting_lock:
-            _waiting[task.pk].discard(wake)
+        with _registry_lock:
+            _waiting[task.pk].discard(on_end)
             if not _waiting[task.pk]:
                 del _waiting[task.pk]
-
-
-def _wake_for_end(name: str) -> None:
-    """Wake those who wait for a task whose end is told; all if the name is empty: something may have been missed."""
-    task_id = name.removeprefix(notify.TASK_ENDED)
-    if name and task_id == name:  # a wake-up of pollers
-        return
-    with _waiting_lock:
-        # Compared as text: every role of the database may NOTIFY, and what is no number must not end the listening.
-        found = [wake for pk, wakes in _waiting.items() if not name or str(pk) == task_id for wake in wakes]
-    for wake in found:
-        wake()
 
 
 @after_fork
 def _after_fork() -> None:
     # The waiting threads and the connections stayed with the parent.
-    global _wait_queues_lock, _waiting_lock
-    _wait_queues_lock, _waiting_lock = threading.Lock(), threading.Lock()
+    global _registry_lock
+    _registry_lock = threading.Lock()
     for registered in (_wait_queues, _listeners, _waiting):
         registered.clear()

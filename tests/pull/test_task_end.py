@@ -112,7 +112,7 @@ def test_inside_a_transaction_it_would_never_end(alias: str) -> None:
 def test_without_notifications_the_waiter_looks_by_itself(alias: str, actor: Actor, settings: Any) -> None:
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "NOTIFY": False}
     task, future = waited_for(alias, actor)
-    wake_listeners.discard(blocking._wake_for_end)  # as if another process ended the task
+    wake_listeners.discard(blocking.wake)  # as if another process ended the task
     end(task, Complete("found"))
     assert future.result(PATIENCE) == "found"
 
@@ -155,7 +155,7 @@ def test_many_coroutines_wait_on_one_thread(actor: Actor) -> None:
 
 def test_a_notification_that_names_no_task_breaks_no_listener() -> None:
     for name in ("mail", "ended nonsense", "ended ", "ended 1e9", f"ended {'9' * 5000}"):
-        blocking._wake_for_end(name)  # what it raised would end the listening of all waiters of this process
+        blocking.wake(name)  # what it raised would end the listening of all waiters of this process
 
 
 def test_another_process_wakes_the_waiter(monkeypatch: Any, postgres_process_database: ProcessDatabase) -> None:

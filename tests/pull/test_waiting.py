@@ -170,7 +170,7 @@ def test_a_wait_ends_in_time_with_few_looks(mail: QueueHandle, waiter: Waiter, c
 def test_a_listener_that_ends_takes_no_wake_up_from_others(mail: QueueHandle, waiter: Waiter) -> None:
     """The listener of another database had the same function, and took it back when nobody waited there any more."""
     future = waiter()
-    other = blocking.NotifyListener("default", 0.0, blocking.wake)
+    other = blocking.NotifyListener("default", 0.0)
     with other.listening():
         pass
     until(lambda: other._stopping and not other._stopping.is_alive())
