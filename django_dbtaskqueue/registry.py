@@ -14,7 +14,7 @@ from django.db import DatabaseError, connections
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.cron import check_timing, default_zone
-from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core import codecs, dotted
 from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
 from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.core.unique import UniqueRule
@@ -212,8 +212,7 @@ def periodic(
         return lambda function: function
 
     def register_it(function: F) -> F:
-        named = name or f"{function.__module__}.{function.__qualname__}"
-        _declare(Periodic(function, queue, {"cron": cron, **given}), named)
+        _declare(Periodic(function, queue, {"cron": cron, **given}), name or dotted(function))
         return function
 
     return register_it
@@ -223,17 +222,12 @@ def _declare(made: Periodic, name: str) -> None:
     with _lock:
         there = _periodic.get(name, made)
         # The same module imported again makes another function with the same path.
-        again = there.function is not made.function and path(there.function) == path(made.function)
+        again = there.function is not made.function and dotted(there.function) == dotted(made.function)
         if there != made and not again:
             raise ImproperlyConfigured(
                 f"@periodic({made.options['cron']!r}): there is a schedule {name!r} already. Give each of them a name=."
             )
         _periodic[name] = made
-
-
-def path(function: Callable[..., object] | None) -> str:
-    """Return the dotted path of a function."""
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
 
 
 def periodics() -> dict[str, Periodic]:

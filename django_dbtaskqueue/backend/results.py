@@ -16,7 +16,7 @@ from django.utils.crypto import constant_time_compare, salted_hmac
 
 from django_dbtaskqueue.backend import compat
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core import dotted, json as json_payload
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
@@ -31,7 +31,7 @@ RESULT_STATUSES = {
     "ERROR": compat.TaskResultStatus.FAILED,
     "POISON": compat.TaskResultStatus.FAILED,
 }
-TEXT_ERROR = f"{TaskQueueError.__module__}.{TaskQueueError.__qualname__}"  # of a failure that is only text
+TEXT_ERROR = dotted(TaskQueueError)  # of a failure that is only text
 UNKNOWN_WORKER = "unknown"  # of an attempt that was charged and has left no record: its process died
 decorated: dict[str, compat.AnyTask] = {}  # each function with @task, by dotted path
 

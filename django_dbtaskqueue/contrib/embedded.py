@@ -29,17 +29,15 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, Any, Literal
 
 from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 # -- programs of the machine -------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from itertools import count, cycle
 from typing import NotRequired, Required, TypeGuard, TypeVar
 from uuid import UUID
 
-from django_dbtaskqueue.core import masking
+from django_dbtaskqueue.core import dotted, masking
 from django_dbtaskqueue.core.durations import iso_duration, parse_duration
 from django_dbtaskqueue.core.exceptions import PayloadError, near_match
 from django_dbtaskqueue.core.json import path_of, short_repr
@@ -57,7 +57,7 @@ class _Codec:
 @lru_cache(maxsize=1024)
 def type_name(cls: type) -> str:
     """Return a payload class as rows name it: its ``payload_type`` if that is a str, else its dotted path."""
-    name = _given_name(cls) or f"{cls.__module__}.{cls.__qualname__}"
+    name = _given_name(cls) or dotted(cls)
     if len(name) > MAX_TYPE_NAME:
         raise PayloadError(
             f"the name {name!r} has over {MAX_TYPE_NAME} characters. Give the class a shorter one: payload_type = '…'",
@@ -334,9 +334,9 @@ def refuse_namesake(queue: str, name: str, cls: type) -> None:
     known = expected.get(queue)
     if not known or known.get(name) is cls:
         return
-    short, path = short_name(cls), f"{cls.__module__}.{cls.__qualname__}"
+    short, path = short_name(cls), dotted(cls)
     rivals = [known[name]] if name in known else known.values()
-    for theirs in [f"{one.__module__}.{one.__qualname__}" for one in rivals if short_name(one) == short]:
+    for theirs in [dotted(one) for one in rivals if short_name(one) == short]:
         if theirs != path:  # else its module was imported again
             raise PayloadError(
                 f"it is a {path}, and the processor of queue {queue!r} takes a {theirs}, another class of that name. "

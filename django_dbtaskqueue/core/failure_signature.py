@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from django_dbtaskqueue.core import json as json_payload, logger
+from django_dbtaskqueue.core import dotted, json as json_payload, logger
 from django_dbtaskqueue.core.masking import masked_text
 
 TRACEBACK_BYTES = 16_000
@@ -123,7 +123,7 @@ def normalised(message: str) -> str:
 def _type_and_message(error: BaseException | str) -> tuple[str, str]:
     if isinstance(error, str):
         return "", error
-    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    name = dotted(type(error))
     try:
         return name, str(error)
     except BaseException as repr_failed:

@@ -12,10 +12,11 @@ import json
 import math
 import re
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from json import encoder as json_encoder
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from django_dbtaskqueue.core.exceptions import PayloadError
 from django_dbtaskqueue.core.masking import Unreadable
@@ -24,9 +25,6 @@ try:
     import orjson
 except ImportError:  # the "speed" extra is not installed
     orjson = None  # type: ignore[assignment,unused-ignore]
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 DEEPEST = 500  # SQLite stops at 1000 levels, Python at 1000 frames for the caller and the encoder together

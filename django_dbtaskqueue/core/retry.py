@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Protocol
 
-from django_dbtaskqueue.core import logger
+from django_dbtaskqueue.core import dotted, logger
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.core.outcomes import Fail
@@ -266,7 +266,7 @@ def describe(policy: Policy) -> str:
         entries = policy.policies.items()
         return "; ".join(f"{cls.__qualname__} -> {describe(entry) if entry else 'never'}" for cls, entry in entries)
     if not isinstance(policy, _Schedule):
-        return f"{policy.__module__}.{getattr(policy, '__qualname__', type(policy).__qualname__)}"
+        return dotted(policy)
     jitter = "" if policy.jitter == JITTER else f",jitter={policy.jitter!r}"
     return f"{type(policy).__name__.lower()}:{','.join(_words(policy))}{jitter}"
 

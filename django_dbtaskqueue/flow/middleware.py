@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from django.core.exceptions import ImproperlyConfigured, MiddlewareNotUsed
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import logger
+from django_dbtaskqueue.core import dotted, logger
 from django_dbtaskqueue.core.exceptions import LeaseLost, MiddlewareError, TaskCancelled, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 
@@ -62,8 +62,7 @@ def surrounded(function: Call, middleware: Iterable[Middleware], *, is_async: bo
 @cache
 def layer_of(middleware: Middleware, *, is_async: bool) -> Layer:
     """Return a middleware as it is made in this process. Raise ``ImproperlyConfigured`` for what cannot be one."""
-    qualname = getattr(middleware, "__qualname__", type(middleware).__qualname__)
-    name = middleware if isinstance(middleware, str) else f"{middleware.__module__}.{qualname}"
+    name = middleware if isinstance(middleware, str) else dotted(middleware)
     factory = conf.imported(f"Middleware {name!r}", middleware) if isinstance(middleware, str) else middleware
     if not callable(factory):
         raise ImproperlyConfigured(f"Middleware {name!r} is {factory!r:.80}, and not a factory that takes call.")

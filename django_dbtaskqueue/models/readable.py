@@ -9,20 +9,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import Col, Expression
 from django.db.models.fields.json import KeyTransform
+from django.db.models.sql.compiler import SQLCompiler
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.core.durations import READABLE_TIMES
 from django_dbtaskqueue.core.json import read
 
-if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.db.models.sql.compiler import SQLCompiler
-
-    Sql = tuple[str, tuple[str | int, ...]]
-
+Sql = tuple[str, tuple[str | int, ...]]
 # A day of the calendar: with a modifier, ``date`` makes 2026-03-03 of 2026-02-31.
 SQLITE_TIME = "date({0}, '+0 days') = substr({0}, 1, 10) AND date({0}) BETWEEN '1900-01-01' AND '9900-01-01'"
 

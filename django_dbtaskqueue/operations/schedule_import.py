@@ -113,7 +113,7 @@ def _queue(task: str, queue_of: Mapping[str, str]) -> tuple[str, str]:
     found = []
     for queue in registry.queues():
         for processor in registry.processors(queue):
-            if registry.path(processor.function) == task:
+            if processor.name == task:
                 types = registry.types_of(queue, [processor])
                 found.append((queue, "" if "" in types else types[0]))
     if len(found) != 1:

@@ -20,6 +20,7 @@ from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import context
 from django_dbtaskqueue.core.columns import InsertOptions
 from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.enqueue import enqueue_task
 from django_dbtaskqueue.flow.enqueue_many import Chunks, options_of
 from django_dbtaskqueue.flow.insert import Batch, UniformRows
@@ -80,6 +81,14 @@ def test_any_text_of_many_is_stored_as_it_is_in_the_order_given(alias: str, form
     times = ("create_time", "last_update_time", "next_process_time", "ready_time")
     assert len({time for row in rows for time in operator.attrgetter(*times)(row)}) == 1
     assert {(row.status, row.max_attempts, row.attempt, row.queue) for row in rows} == {("CREATED", 4, 0, "parcels")}
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["a,b", "{}", '"', "\\", "NULL", " ", "é"]])
+def test_an_array_parameter_comes_back_as_it_was(alias: str, texts: list[str]) -> None:
+    session = Session.on(alias)
+    dialect = session.sql.dialect
+    rows = session.run(f"SELECT t FROM {dialect.texts('texts', 't')}", {"texts": dialect.array(texts)})
+    assert [text for (text,) in rows] == texts
 
 
 def test_many_are_stored_under_row_level_security() -> None:
