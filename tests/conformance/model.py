@@ -46,7 +46,7 @@ class Queue:
     def enqueue(self, row: Row, on_duplicate: str, *, keep_due: bool) -> str:
         if sum(self._is_live(other) for other in self.rows.values()) >= self.capacity:
             return "full"
-        there = self.by_reference(row.reference)
+        there = next((one for one in self.rows.values() if row.reference and one.reference == row.reference), None)
         self._placed += 1
         row.stamp = self._placed
         if there is None:
@@ -74,9 +74,6 @@ class Queue:
         """Whether a task counts for the capacity: one that waits past its time to live does not."""
         expired = row.status == "CREATED" and row.expires is not None and row.expires <= self.now
         return row.status not in ENDED and not expired
-
-    def by_reference(self, reference: str | None) -> Row | None:
-        return next((row for row in self.rows.values() if reference and row.reference == reference), None)
 
     def _enter(self, row: Row, due: float) -> None:
         if row.group is None:

@@ -131,7 +131,7 @@ def _at_first(act: Callable[[dict[str, Any]], object]) -> Verb:
     """What goes wrong, but at the attempts after ``until_attempt``."""
 
     def do(task: Lease, payload: dict[str, Any]) -> Complete:
-        if _still(task, payload):
+        if "until_attempt" not in payload or task.attempt < payload["until_attempt"]:
             act(payload)
         return _ok(task, payload)
 
@@ -185,10 +185,6 @@ def _check(task: Lease, payload: dict[str, Any]) -> None:
     except TaskCancelled:
         Path(payload["end"]).touch()
         raise
-
-
-def _still(task: Lease, payload: dict[str, Any]) -> bool:
-    return "until_attempt" not in payload or task.attempt < payload["until_attempt"]
 
 
 VERBS: dict[str, Verb] = {

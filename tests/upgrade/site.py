@@ -86,9 +86,6 @@ class Site:
         names = [release.name for release in releases]
         return all(runs.get((queue, poller, by), 0) >= ENOUGH for queue in QUEUES for poller in names for by in names)
 
-    def newest_effect(self) -> int:
-        return int(self.ask("SELECT coalesce(max(id), 0) FROM effects")[0][0])
-
     def stop(self, producers: list[Started], pollers: list[Started]) -> None:
         (self.folder / "stop").touch()
         self.until(lambda: all(one.code == 0 for one in producers))

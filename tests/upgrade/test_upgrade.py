@@ -59,7 +59,7 @@ def upgrade(url: str, folder: Path, old: Release, new: Release, rows: int = 0) -
         here.until(lambda: here.all_have_run(old))
         waited = migrate(url, new)
         assert waited <= MAX_WAIT_S or rows <= CI_ROWS, f"{waited:.3f} s"
-        migrated = here.newest_effect()
+        migrated = int(here.ask("SELECT coalesce(max(id), 0) FROM effects")[0][0])
         pollers.append(here.poller(new))
         producers.append(here.producer(new))
         here.until(lambda: here.all_have_run(old, new, since=migrated))
