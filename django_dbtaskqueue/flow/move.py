@@ -61,7 +61,7 @@ READY_NOW = {
     "watched": Case(When(watched=False, then=True), default=F("watched")),  # the task ends once more
 }
 IS_RUNNING = Q(status=PROCESSING)
-WAITS = Q(parked_by__in=(PARENTS, SIGNAL))  # for what another queue does not change
+STAYS_PARKED = Q(parked_by__in=(PARENTS, SIGNAL))  # for what another queue does not change
 
 # The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
 CHANGES: dict[str, Columns] = {
@@ -89,8 +89,8 @@ CHANGES_BY_VALUE: dict[str, Callable[[Mapping[str, Any]], Columns]] = {
     "change_priority": lambda given: {"priority": given["priority"], "ready_time": F("ready_time")},
     "move": lambda given: {
         "queue": given["queue"],
-        "parked_by": Case(When(WAITS, then=F("parked_by")), default=None),
-        "ready_time": Case(When(WAITS, then=None), default=F("next_process_time")),
+        "parked_by": Case(When(STAYS_PARKED, then=F("parked_by")), default=None),
+        "ready_time": Case(When(STAYS_PARKED, then=None), default=F("next_process_time")),
     },
     "edit": lambda given: {"payload": given["payload"], **CHANGES["reprocess"]},
 }

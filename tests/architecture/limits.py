@@ -4,7 +4,7 @@ A limit may only fall, but for new functions: then the commit that raises it say
 """
 
 LIMITS: dict[str, int] = {
-    "lines": 45_256,
+    "lines": 44_892,
     "files": 172,
     "tables": 24,
     "entries at the top": 21,  # one more: the backend of Django's tasks
