@@ -20,7 +20,6 @@ from django_dbtaskqueue.core.sql.groups import locked
 from django_dbtaskqueue.core.states import sql_sources
 
 STAGING_PREFIX = "dbtaskqueue_stg_"
-STAMP_DIGITS = 14  # of the time in a staging table's name, in UTC
 STAGED = {"queue_name": "text", **ENQUEUED_TYPES, **TIMING}
 STREAMS = "streams/"  # as the queue of a reference: of micro-batches, as "query batch"
 
@@ -34,18 +33,20 @@ class StagingStatements(Group):
 
     _columns = ", ".join(f"{name} {kind}" for name, kind in {"_attempt": "bigint", **STAGED}.items())
     _copied, _of_staged = ", ".join(ENQUEUED_TYPES), ", ".join(f"u.{name}" for name in ENQUEUED_TYPES)
-    _prefix, _name_pattern = STAGING_PREFIX, f"^{STAGING_PREFIX}[0-9]{{{STAMP_DIGITS}}}_"
+    _prefix = STAGING_PREFIX
     _counted = part("{table} AS u WHERE u._attempt IN ({each:attempts})")
-    # The time for the name of a staging table.
-    stamp = template(
-        "SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')",
-        "SELECT strftime('%%Y%%m%%d%%H%%M%%S', 'now')",
+    # The begin of the name of a staging table that was made ``age`` seconds ago, in UTC; ``~`` is after all names.
+    name = template("SELECT {_name}")
+    _name = part(
+        "'{_prefix}' || to_char(({later:-%(age)s}) AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')",
+        "'{_prefix}' || strftime('%%Y%%m%%d%%H%%M%%S', {later:-%(age)s})",
     )
-    # The names of all staging tables.
-    existing = template(
-        "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '{_name_pattern}'"
-        " AND pg_table_is_visible(oid) ORDER BY relname",
-        "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '{_prefix}%%' ORDER BY name",
+    # The names of the staging tables that are at least ``age`` seconds old.
+    abandoned = template(
+        "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^{_prefix}[0-9]{{14}}_'"
+        " AND relname < {_name} || '~' AND pg_table_is_visible(oid) ORDER BY relname",
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '{_prefix}%%' AND name < {_name} || '~'"
+        " ORDER BY name",
     )
     # Make the table. A crash of the server empties it.
     create = template(

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -28,7 +28,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from django_dbtaskqueue.core.columns import TIMING
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError, TaskQueueError
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
-from django_dbtaskqueue.core.sql.pipeline import STAGING_PREFIX, STAMP_DIGITS, StagingStatements
+from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.pipeline.database import Database, Link, Params, database_errors
 from django_dbtaskqueue.pipeline.source import task_attempt_id
 from django_dbtaskqueue.pipeline.source.rows import Reject, Rules, check_schema, stage
@@ -92,8 +92,8 @@ def open_staging(database: Database) -> str:
     """Make a staging table and return its quoted name; drop those that were abandoned a day ago."""
     sweep_staging(database)
     with database.open() as link:
-        stamp = link.run(StagingStatements(database.tables, database.dialect).stamp)[0][0]
-        name = f'"{STAGING_PREFIX}{stamp}_{secrets.token_hex(6)}"'
+        begin = link.run(StagingStatements(database.tables, database.dialect).name, {"age": 0.0})[0][0]
+        name = f'"{begin}_{secrets.token_hex(6)}"'
         link.run(StagingStatements(database.tables, database.dialect, name).create)
     return name
 
@@ -248,10 +248,7 @@ def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER
     sql = StagingStatements(database.tables, database.dialect)
     dropped = []
     with database.open() as link:
-        now = _time(link.run(sql.stamp)[0][0])
-        for (name,) in link.run(sql.existing):
-            if now - _time(name.removeprefix(STAGING_PREFIX)) < older_than:
-                continue
+        for (name,) in link.run(sql.abandoned, {"age": older_than.total_seconds()}):
             try:
                 with link.transaction():
                     if link.postgresql:
@@ -261,10 +258,6 @@ def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER
             except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege, sqlite3.OperationalError):
                 continue  # in use, or another user's
     return dropped
-
-
-def _time(stamp: str) -> datetime:
-    return datetime.strptime(stamp[:STAMP_DIGITS], "%Y%m%d%H%M%S")
 
 
 # -- writers -----------------------------------------------------------------------------------------------------------

@@ -2555,6 +2555,16 @@ FROM (
 ) AS y
 GROUP BY 1, 2, 3;
 
+-- StagingStatements.abandoned
+SELECT relname
+FROM pg_class
+WHERE relkind = 'r'
+AND relname ~ '^dbtaskqueue_stg_[0-9]{14}_'
+AND relname < 'dbtaskqueue_stg_' || to_char((statement_timestamp() + -%(age)s * interval '1 second') AT TIME
+    ZONE 'UTC', 'YYYYMMDDHH24MISS') || '~'
+AND pg_table_is_visible(oid)
+ORDER BY relname;
+
 -- StagingStatements.conflicts
 SELECT u.queue_name, u.reference_number, t.id, t.status
 FROM "dbtaskqueue_stg_20260131000000_x" AS u
@@ -2584,14 +2594,6 @@ FROM "dbtaskqueue_usedreference"
 WHERE queue_name = 'streams/'
 AND substr(reference_number, 1, length(CAST(%(prefix)s AS text))) = CAST(%(prefix)s AS text)
 ORDER BY id;
-
--- StagingStatements.existing
-SELECT relname
-FROM pg_class
-WHERE relkind = 'r'
-AND relname ~ '^dbtaskqueue_stg_[0-9]{14}_'
-AND pg_table_is_visible(oid)
-ORDER BY relname;
 
 -- StagingStatements.groups
 SELECT count(*)
@@ -2708,6 +2710,10 @@ AND NOT m.ready OR m.place > 1
 AND m.ready
 AND m.s <> 'PROCESSING';
 
+-- StagingStatements.name
+SELECT 'dbtaskqueue_stg_' || to_char((statement_timestamp() + -%(age)s * interval '1 second') AT TIME ZONE
+    'UTC', 'YYYYMMDDHH24MISS');
+
 -- StagingStatements.new
 SELECT (
     SELECT count(*)
@@ -2738,9 +2744,6 @@ FROM "dbtaskqueue_stg_20260131000000_x" AS u
 WHERE u._attempt IN (
     SELECT unnest(%(attempts)s::bigint[])
 );
-
--- StagingStatements.stamp
-SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS');
 
 -- StagingStatements.twice
 SELECT u.queue_name, u.reference_number

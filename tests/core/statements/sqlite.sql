@@ -1847,6 +1847,15 @@ FROM (
 ) AS y
 GROUP BY 1, 2, 3;
 
+-- StagingStatements.abandoned
+SELECT name
+FROM sqlite_master
+WHERE type = 'table'
+AND name LIKE 'dbtaskqueue_stg_%%'
+AND name < 'dbtaskqueue_stg_' || strftime('%%Y%%m%%d%%H%%M%%S', strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now',
+    printf('%%.3f seconds', -%(age)s))) || '~'
+ORDER BY name;
+
 -- StagingStatements.conflicts
 SELECT u.queue_name, u.reference_number, t.id, t.status
 FROM "dbtaskqueue_stg_20260131000000_x" AS u
@@ -1876,13 +1885,6 @@ FROM "dbtaskqueue_usedreference"
 WHERE queue_name = 'streams/'
 AND substr(reference_number, 1, length(CAST(%(prefix)s AS text))) = CAST(%(prefix)s AS text)
 ORDER BY id;
-
--- StagingStatements.existing
-SELECT name
-FROM sqlite_master
-WHERE type = 'table'
-AND name LIKE 'dbtaskqueue_stg_%%'
-ORDER BY name;
 
 -- StagingStatements.groups
 SELECT count(*)
@@ -2002,6 +2004,10 @@ AND NOT m.ready OR m.place > 1
 AND m.ready
 AND m.s <> 'PROCESSING';
 
+-- StagingStatements.name
+SELECT 'dbtaskqueue_stg_' || strftime('%%Y%%m%%d%%H%%M%%S', strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now',
+    printf('%%.3f seconds', -%(age)s)));
+
 -- StagingStatements.new
 SELECT (
     SELECT count(*)
@@ -2035,9 +2041,6 @@ WHERE u._attempt IN (
     SELECT value
     FROM json_each(%(attempts)s)
 );
-
--- StagingStatements.stamp
-SELECT strftime('%%Y%%m%%d%%H%%M%%S', 'now');
 
 -- StagingStatements.twice
 SELECT u.queue_name, u.reference_number
