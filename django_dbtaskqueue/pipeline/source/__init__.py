@@ -98,7 +98,7 @@ class TaskSource(datasource.DataSource):
 
         return TaskStreamReader(self._selection(schema), self.options.get("name"))
 
-    def writer(self, schema: StructType, overwrite: object) -> datasource.DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: object) -> TaskWriter:
         """Return a writer that enqueues. Raises PipelineError for an overwrite."""
         from django_dbtaskqueue.pipeline.source.staging import TaskWriter, plan_of
 
@@ -107,14 +107,12 @@ class TaskSource(datasource.DataSource):
         return TaskWriter(plan_of(self.database, schema, self.options))
 
     def streamWriter(self, schema: StructType, overwrite: object) -> TaskWriter:
-        from django_dbtaskqueue.pipeline.source.staging import TaskWriter, plan_of
-
         if not self.options.get("once"):
             raise PipelineError(
                 "The option once is missing: a name of this stream, under which the ledger counts its micro-batches. "
                 "Keep it as long as the checkpoint."
             )
-        return TaskWriter(plan_of(self.database, schema, self.options))
+        return self.writer(schema, overwrite=False)
 
     @property
     def _table(self) -> str:

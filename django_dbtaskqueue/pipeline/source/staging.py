@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -61,15 +61,20 @@ class Plan(NamedTuple):
         return {"attempts": self.database.dialect.array([part.attempt for part in parts])}
 
 
-class Part(NamedTuple):
-    """The rows that one attempt of a Spark task staged."""
+@dataclass
+class Part(WriterCommitMessage):
+    """The rows that one attempt of a Spark task staged, and where."""
 
+    table: str
     attempt: int
-    rows: int
-    rejected: int
-    rejects: list[Reject]
-    queues: list[str]
-    grouped: bool  # whether any row names a group
+    rows: int = 0
+    rejected: int = 0
+    rejects: list[Reject] = field(default_factory=list)
+    queues: list[str] = field(default_factory=list)
+    grouped: bool = False  # whether any row names a group
+
+    def __post_init__(self) -> None:
+        self.rejects = [Reject(*values) for values in self.rejects]  # JSON has lists
 
 
 class WriteReport(NamedTuple):
@@ -106,24 +111,22 @@ def drop_staging(database: Database, table: str) -> None:
 
 def fill(plan: Plan, batches: Iterable[pa.RecordBatch], attempt: int) -> Part:
     """Check and stage the rows of one Spark task under the number of its attempt."""
-    rejects: list[Reject] = []
-    queues: set[str] = set()
-    counts = {"rows": 0, "rejected": 0, "grouped": 0}
+    part = Part(plan.table, attempt)
 
     def good() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns, bad = stage(batch, plan.rules)
             number = batch.num_rows - len(bad)
-            counts["rejected"] += len(bad)
-            counts["rows"] += number
-            if plan.reject or not rejects:
-                rejects.extend(bad)
+            part.rejected += len(bad)
+            part.rows += number
+            if plan.reject or not part.rejects:
+                part.rejects += bad
             if "run_at" in columns and not plan.database.postgresql:  # SQLite's clock has milliseconds
                 columns["run_at"] = columns["run_at"].cast(pa.timestamp("ms", "UTC"), safe=False)
             if number:
-                queues.update(pc.unique(columns["queue_name"]).to_pylist())
+                part.queues = sorted({*part.queues, *pc.unique(columns["queue_name"]).to_pylist()})
                 group = columns.get("group_key")
-                counts["grouped"] += 0 if group is None else len(group) - group.null_count
+                part.grouped |= group is not None and group.null_count < len(group)
                 marks = pa.repeat(pa.scalar(attempt, pa.int64()), number)
                 yield pa.RecordBatch.from_pydict({"_attempt": marks, **columns})
 
@@ -134,7 +137,7 @@ def fill(plan: Plan, batches: Iterable[pa.RecordBatch], attempt: int) -> Part:
             for some in (every,) if link.postgresql else ([one] for one in every):  # SQLite has a single writer
                 with link.transaction():
                     load(link, plan.table, some)
-    return Part(attempt, counts["rows"], counts["rejected"], rejects, sorted(queues), counts["grouped"] > 0)
+    return part
 
 
 def load(link: Link, table: str, batches: Iterable[pa.RecordBatch]) -> None:
@@ -165,25 +168,24 @@ def finish(plan: Plan, parts: Sequence[Part]) -> WriteReport:
     try:
         _check(plan, parts)
         with plan.database.open() as link:
-            report = (_foreseen if plan.dry_run else _move)(plan, link, parts)
+            report = (_foreseen if plan.dry_run else _move)(plan, link, parts, sum(part.rows for part in parts))
             if link.postgresql and report.enqueued and not plan.dry_run:
                 queues = sorted({queue for part in parts for queue in part.queues})
                 link.run(f"SELECT pg_notify('{CHANNEL}', q) FROM unnest(%(queues)s::text[]) AS q", {"queues": queues})
     finally:
         drop_staging(plan.database, plan.table)
-    return report
+    return report._replace(rejects=tuple(reject for part in parts for reject in part.rejects))
 
 
-def _foreseen(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
+def _foreseen(plan: Plan, link: Link, parts: Sequence[Part], staged: int) -> WriteReport:
     """Return what `_move` would, or raise the same for a taken reference."""
     sql, params = plan.sql, plan.params(parts)
-    staged, rejects = sum(part.rows for part in parts), tuple(reject for part in parts for reject in part.rejects)
     if plan.once and (" ".join(map(str, plan.once)),) in link.run(sql.entries, {"prefix": plan.once[0]}):
-        return WriteReport(rejects=rejects, repeated=True)
+        return WriteReport(repeated=True)
     new = int(link.run(sql.new, params)[0][0]) if staged else 0
     if new < staged and not plan.ignore:
         raise _duplicate(plan, link, params)
-    return WriteReport(new, staged - new, rejects)
+    return WriteReport(new, staged - new)
 
 
 def _check(plan: Plan, parts: Sequence[Part]) -> None:
@@ -196,16 +198,15 @@ def _check(plan: Plan, parts: Sequence[Part]) -> None:
         )
 
 
-def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
+def _move(plan: Plan, link: Link, parts: Sequence[Part], staged: int) -> WriteReport:
     sql, params, grouped = plan.sql, plan.params(parts), any(part.grouped for part in parts)
-    staged, rejects = sum(part.rows for part in parts), tuple(reject for part in parts for reject in part.rejects)
     query, batch = plan.once or ("", 0)
     try:
         with link.transaction():
             if link.postgresql:
                 link.run(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
             if plan.once and not link.change(sql.enter, {"entry": f"{query} {batch}"}):
-                return WriteReport(rejects=rejects, repeated=True)
+                return WriteReport(repeated=True)
             if grouped and link.postgresql:  # SQLite has a single writer
                 many = link.run(sql.groups, params)[0][0] > MAX_GROUP_LOCKS
                 link.run(sql.lock_table if many else sql.lock_groups_of, params)
@@ -219,7 +220,7 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
                 link.change(sql.enter, {"entry": f"{query} {plan.content} {batch}"})
     except (psycopg.errors.UniqueViolation, sqlite3.IntegrityError) as error:
         raise _duplicate(plan, link, params) from error
-    return WriteReport(enqueued, staged - enqueued, rejects)
+    return WriteReport(enqueued, staged - enqueued)
 
 
 def _regroup(plan: Plan, link: Link, params: Params) -> None:
@@ -300,7 +301,7 @@ def write_tasks(
     plan = _plan(database, df.schema, rules, on_duplicate=on_duplicate, on_invalid=on_invalid, once=named)
     plan = plan._replace(content=content, dry_run=dry_run)
     try:
-        parts = [_part(row.part) for row in df.mapInArrow(partial(_fill_rows, plan), PART_DDL).collect()]
+        parts = [Part(**json.loads(row.part)) for row in df.mapInArrow(partial(_fill_rows, plan), PART_DDL).collect()]
     except BaseException:
         drop_staging(database, plan.table)
         raise
@@ -328,12 +329,7 @@ def _plan(
 
 def _fill_rows(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     part = fill(plan, batches, task_attempt_id())
-    yield pa.RecordBatch.from_pydict({"part": pa.array([json.dumps(part)], pa.string())})
-
-
-def _part(text: str) -> Part:
-    part = Part(*json.loads(text))
-    return part._replace(rejects=[Reject(*values) for values in part.rejects])
+    yield pa.RecordBatch.from_pydict({"part": pa.array([json.dumps(vars(part))], pa.string())})
 
 
 def plan_of(database: Database, schema: types.StructType, options: Mapping[str, str]) -> Plan:
@@ -345,14 +341,6 @@ def plan_of(database: Database, schema: types.StructType, options: Mapping[str, 
 
 
 @dataclass
-class StagedRows(WriterCommitMessage):
-    """What a task of a write staged, and where."""
-
-    part: Part
-    table: str
-
-
-@dataclass
 class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """A bulk enqueue: one write, or the micro-batch ``batchId``, unless the ledger has it: Spark may repeat it.
 
@@ -361,17 +349,17 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
 
     plan: Plan
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
-        return StagedRows(fill(self.plan, iterator, task_attempt_id()), self.plan.table)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
+        return fill(self.plan, iterator, task_attempt_id())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
-        staged = [message for message in messages if isinstance(message, StagedRows)]
+        staged = [message for message in messages if isinstance(message, Part)]
         table = staged[0].table if staged else self.plan.table
         once = (self.plan.once[0], batchId) if self.plan.once else None
-        finish(self.plan._replace(table=table, once=once), [message.part for message in staged])
+        finish(self.plan._replace(table=table, once=once), staged)
         if table != self.plan.table:
             drop_staging(self.plan.database, self.plan.table)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
-        for table in {self.plan.table, *(message.table for message in messages if isinstance(message, StagedRows))}:
+        for table in {self.plan.table, *(message.table for message in messages if isinstance(message, Part))}:
             drop_staging(self.plan.database, table)
