@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import datasource, types
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType, TimestampType
 
 from django_dbtaskqueue.core import lazy_names
@@ -456,60 +457,49 @@ def open_snapshot(database: Database) -> Iterator[Snapshot]:
 # The columns of tasks, history and failed attempts as Spark sees them: in the source, the lake and the reports. Names
 # are the database's. JSON is text, times are in UTC with microseconds, ids are ``bigint`` everywhere.
 
-TEXT, LONG, INT, TIME = StringType(), types.LongType(), types.IntegerType(), TimestampType()
-FLOAT, BYTES = types.DoubleType(), types.BinaryType()
 SPARK_TYPES: dict[str, types.DataType] = {
-    "text": TEXT, "jsonb": TEXT, "timestamptz": TIME, "bigint": LONG, "int": INT,
-    "smallint": types.ShortType(), "float8": FLOAT,
+    "text": StringType(), "jsonb": StringType(), "timestamptz": TimestampType(), "bigint": types.LongType(),
+    "int": types.IntegerType(), "smallint": types.ShortType(), "float8": types.DoubleType(),
+    "bytea": types.BinaryType(),
 }  # fmt: skip
-ARROW_TYPES: dict[type[types.DataType], pa.DataType] = {
-    StringType: pa.string(),
-    types.LongType: pa.int64(),
-    types.IntegerType: pa.int32(),
-    types.ShortType: pa.int16(),
-    types.DoubleType: pa.float64(),
-    TimestampType: pa.timestamp("us", tz="UTC"),
-    types.DateType: pa.date32(),
-    types.BinaryType: pa.binary(),
-}
 TERMINAL_STATUSES = tuple(str(status) for status in TERMINAL)
 ARCHIVED = tuple(column for column in TASK_COLUMNS if column.archived)
 
 
-def _struct(*columns: tuple[str, types.DataType]) -> StructType:
+def _struct(**columns: str) -> StructType:
     # All are nullable, as in a schema that is read from Parquet, so that the two are equal.
-    return StructType([types.StructField(name, kind) for name, kind in columns])
+    return StructType([types.StructField(name, SPARK_TYPES[kind]) for name, kind in columns.items()])
 
 
-TASKS = _struct(*((column.db, SPARK_TYPES[column.type]) for column in ARCHIVED))
+TASKS = _struct(**{column.db: column.type for column in ARCHIVED})
 HISTORY = _struct(
-    ("id", LONG), ("location", TEXT), ("task_id", LONG), ("moved_time", TIME),
-    *((column.db, SPARK_TYPES[column.type]) for column in ARCHIVED if column.history),
+    id="bigint", location="text", task_id="bigint", moved_time="timestamptz",
+    **{column.db: column.type for column in ARCHIVED if column.history},
 )  # fmt: skip
 ATTEMPTS = _struct(
-    ("id", LONG), ("location", TEXT), ("task_id", LONG), ("queue_name", TEXT), ("attempt", INT),
-    ("total_attempt", LONG), ("poller_instance", TEXT), ("start_time", TIME), ("finish_time", TIME),
-    ("error_type", TEXT), ("message", TEXT), ("traceback", TEXT),
+    id="bigint", location="text", task_id="bigint", queue_name="text", attempt="int", total_attempt="bigint",
+    poller_instance="text", start_time="timestamptz", finish_time="timestamptz", error_type="text", message="text",
+    traceback="text",
 )  # fmt: skip
 # What reports add up, of a day of the lake. A row has the columns of its ``part``, the others are null.
 SUMMARIES = _struct(
-    ("part", TEXT), ("queue", TEXT), ("hour", LONG),
-    *((name, LONG) for name in (
+    part="text", queue="text", hour="bigint",
+    **dict.fromkeys((
         "arrived", "ended", "completed", "errors", "poisoned", "good", "attempts", "retried", "retries", "run_seconds",
         "useful_seconds", "runs", "tasks_ended", "attempts_failed", "failed_attempts", "wasted",
-    )),
-    *((name, FLOAT) for name in (
+    ), "bigint"),
+    **dict.fromkeys((
         "run_squares", "wait_p50", "wait_p95", "wait_p99", "run_p50", "run_p95", "run_p99",
-    )),
-    ("wait", BYTES), ("run", BYTES), ("message", TEXT), ("tag", TEXT), ("reference", TEXT), ("example", TEXT),
-    ("first", TIME), ("last", TIME),
+    ), "float8"),
+    wait="bytea", run="bytea", message="text", tag="text", reference="text", example="text", first="timestamptz",
+    last="timestamptz",
 )  # fmt: skip
 SCHEMAS = {"task": TASKS, "history": HISTORY, "attempt": ATTEMPTS}
 
 
 def arrow_schema(fields: Iterable[types.StructField]) -> pa.Schema:
     """Return Spark's columns as Arrow's; times are in UTC with microseconds."""
-    return pa.schema([(field.name, ARROW_TYPES[type(field.dataType)]) for field in fields])
+    return to_arrow_schema(StructType([*fields]), timezone="UTC")
 
 
 def schema_of(table: str, columns: Iterable[str] | None = None) -> StructType:
