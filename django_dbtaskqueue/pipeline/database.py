@@ -170,17 +170,10 @@ class Link(NamedTuple):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All the statements inside, or none."""
-        if self.postgresql:
-            with self.connection.transaction():
-                yield
-            return
-        self.connection.execute("BEGIN IMMEDIATE")
-        try:
+        if not self.postgresql:
+            self.connection.execute("BEGIN IMMEDIATE")  # which the end of the connection's block commits
+        with self.connection.transaction() if self.postgresql else self.connection:
             yield
-            self.connection.execute("COMMIT")
-        except BaseException:
-            self.connection.execute("ROLLBACK")
-            raise
 
 
 def _conninfo(url: str) -> dict[str, str]:
