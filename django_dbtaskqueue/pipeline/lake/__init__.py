@@ -186,13 +186,12 @@ class Lake:
         for table in ("tasks", "attempts"):
             self.commit(table, (), [one for one in self.files(table) if one.token == token], once=(token, 2))
 
-    def vacuum(self) -> None:
-        """Delete files that have not counted for a week: replaced ones, and those of killed runs."""
-        for table in LAKE_SCHEMAS:
-            delta = self.delta(table)
-            with writing(self.root):
-                if delta.vacuum(full=True):
-                    delta.vacuum(dry_run=False, full=True)
+    def vacuum(self, table: str, hours: int | None = None, *, full: bool = True) -> None:
+        """Delete files that have not counted for so long, or a week: replaced ones, and if ``full`` of killed runs."""
+        delta = self.delta(table)
+        with writing(self.root):
+            if delta.vacuum(hours, enforce_retention_duration=False, full=full):
+                delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=full)
 
     def path(self, file: DataFile) -> str:
         return self.store.place(file.name)

@@ -288,8 +288,8 @@ def purge(lake: Lake) -> tuple[int, int]:
     for table in (one for one in LAKE_SCHEMAS if lake.has_table(one)):
         with writing(lake.root):
             before = _stored(lake, table)
-            for hours, full in ((0, False), (UNREFERENCED_FILE_MAX_AGE_H, True)):
-                lake.delta(table).vacuum(hours, dry_run=False, enforce_retention_duration=False, full=full)
+            lake.vacuum(table, 0, full=False)
+            lake.vacuum(table, UNREFERENCED_FILE_MAX_AGE_H)
             after = _stored(lake, table)
         deleted += len(before - after)
         left += len(after - {one.name for one in lake.files(table)})

@@ -36,6 +36,7 @@ from django_dbtaskqueue.core.sql.pipeline import ARCHIVES, ATTEMPT_KEYS, CREATE_
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.pipeline.database import Database, Link, Params
 from django_dbtaskqueue.pipeline.lake import (
+    LAKE_SCHEMAS,
     PARTITION,
     ROW_TABLES,
     DataFile,
@@ -330,7 +331,8 @@ def compact(
             file = Export(lake, uuid.uuid4().hex).write_day(group[0].table, group[0].day, rows, "merged")
             lake.commit(file.table, [file], merged)
             replaced += len(merged)
-    lake.vacuum()
+    for table in LAKE_SCHEMAS:
+        lake.vacuum(table)
     return replaced
 
 
@@ -459,8 +461,7 @@ def remove_out_of_date(lake: Lake, added: Iterable[DataFile] = ()) -> None:
         lake.commit(SUMMARY_TABLE, added, old)
     if added and (late := _out_of_date(lake)):  # a day changed meanwhile, as `erase` does: nothing of it may stay
         lake.commit(SUMMARY_TABLE, (), late)
-        with writing(lake.root):
-            lake.delta(SUMMARY_TABLE).vacuum(0, dry_run=False, enforce_retention_duration=False)
+        lake.vacuum(SUMMARY_TABLE, 0, full=False)
 
 
 def _out_of_date(lake: Lake) -> list[DataFile]:
