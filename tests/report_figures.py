@@ -38,7 +38,7 @@ def report_figures(name: str = "claims", **changes: Any) -> dict[str, Any]:
     tables = {
         "queues": [{"queue": queue, **total} for queue in queues],
         "budgets": [{"queue": one, **budget, "spent": spent} for one, spent in spendings],
-        "failures": [{**last, "message": f"{error} <n>", "tasks_ended": 1, "attempts_failed": 3}],
+        "failures": [{**last, "message": f"{error} #", "tasks_ended": 1, "attempts_failed": 3}],
         "never_succeeding": [{**last, "tag": None, "reference": name, "ended": 3}],
         "noisy": [{"queue": name, "attempts": 12_400, "unsuccessful_attempts": 399, **shares, "noisy": True}],
         "retry_waste": [],

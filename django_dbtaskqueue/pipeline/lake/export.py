@@ -258,7 +258,7 @@ MIN_SMALL_FILES = 8  # of one day, before they are merged
 SMALL_FILE_BYTES = 16 * 2**20  # larger files stay as they are
 MERGED_FILE_BYTES = 32 * 2**20  # about the largest size of a merged file
 SUMMARY_TABLE = "summaries"
-VERSION = f"{__version__} 1"  # of what a summary holds: with each release every summary is made again
+VERSION = f"{__version__} 2"  # of what a summary holds: with each release every summary is made again
 KEY_CHARACTERS = 32
 SORTED = [(name, "ascending") for name in ("part", "queue", "hour", "message", "tag", "reference")]
 

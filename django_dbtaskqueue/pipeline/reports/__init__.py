@@ -20,7 +20,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.types import StructType
 
-from django_dbtaskqueue.core.durations import MICROSECOND, number, parse_length
+from django_dbtaskqueue.core.durations import number, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, LakeError, PipelineError, near_match
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database, database_errors
@@ -418,10 +418,8 @@ class KeptDays:
         A dry run and a report on some queues make none. If the lake cannot be written to, all its tasks are read.
         """
         closed = self._closed(live)
-        options = {
-            queue: one.within and one.within // MICROSECOND for queue, one in jobs.by_queue(self.objectives).items()
-        }
-        keys = {day: lake_export.key_of(files, json.dumps(options, sort_keys=True)) for day, files in closed.items()}
+        options = json.dumps(T.limits(self.objectives), sort_keys=True)
+        keys = {day: lake_export.key_of(files, options) for day, files in closed.items()}
         try:
             self.files = lake_export.summaries(self.lake, keys)
             missing = {day: files for day, files in closed.items() if day not in self.files}

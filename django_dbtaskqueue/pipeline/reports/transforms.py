@@ -13,6 +13,7 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window, functions as F
 
 from django_dbtaskqueue.core.durations import MICROSECOND
+from django_dbtaskqueue.core.failure_signature import VARYING_PATTERNS
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.pipeline.jobs import EVERY_QUEUE, Objective, by_queue
 from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
@@ -25,14 +26,6 @@ __all__ = [
 # -- failures: by message, what they cost, and what never succeeds -----------------------------------------------------
 
 MAX_MESSAGE_PATTERN_CHARS = 200
-# (pattern, replacement), in this order: what differs between two failures of one kind.
-MESSAGE_PATTERNS = (
-    (r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}", "<id>"),
-    (r"0x[0-9a-fA-F]+|\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{12,}\b", "<hex>"),
-    (r"'[^']*'|\"[^\"]*\"", "<text>"),
-    (r"[0-9]+(?:[.,:/-][0-9]+)*", "<n>"),
-    (r"\s+", " "),
-)
 ATTEMPT_COLUMNS = ("location", "task_id", "queue_name", "start_time", "finish_time", "error_type", "message")
 KIND_COLUMNS = ("queue", "tag", "reference")  # tasks of one kind share these
 MAX_REFERENCE_PREFIX_CHARS = 60  # the reference up to its first digit tells the kind
@@ -40,9 +33,10 @@ MIN_ENDED_TASKS = 3  # fewer ended tasks of one kind do not prove that it never 
 
 
 def normalised(message: Column) -> Column:
-    """Return a message without what makes it unique: ids, numbers, quoted text. Null stays null."""
-    for pattern, replacement in MESSAGE_PATTERNS:
-        message = F.regexp_replace(message, pattern, replacement)
+    """Return a message in one line, with what varies from case to case replaced as in the tasks' failure groups."""
+    message = F.regexp_replace(message, r"\s+", " ")
+    for pattern, placeholder in VARYING_PATTERNS:
+        message = F.regexp_replace(message, pattern.pattern, placeholder)
     return F.substring(F.trim(message), 1, MAX_MESSAGE_PATTERN_CHARS)
 
 
@@ -204,8 +198,7 @@ def hour_parts(tasks: DataFrame, objectives: Sequence[Objective] = (), *by: str,
 
 def _summed(tasks: DataFrame, objectives: Sequence[Objective], *by: str, step_s: int) -> DataFrame:
     """Return `hour_parts` by queue, ``came`` and ``went``: the hours of creation and end (null if not ended)."""
-    limits = {queue: one.within and one.within // MICROSECOND for queue, one in by_queue(objectives).items()}
-    within = _by_queue(limits, "bigint")
+    within = _by_queue(limits(objectives), "bigint")
     completed = F.col("status") == str(COMPLETED)
     sums = {
         "arrived": F.count("*"),
@@ -229,6 +222,12 @@ def _summed(tasks: DataFrame, objectives: Sequence[Objective], *by: str, step_s:
         .groupBy(*by, "queue", came.alias("came"), went.alias("went"))
         .agg(*(value.alias(name) for name, value in sums.items()))
     )
+
+
+def limits(objectives: Sequence[Objective]) -> dict[str, int | None]:
+    """Return the time within which a task must complete, in microseconds, by queue; None: any time."""
+    known = by_queue(objectives)
+    return {queue: None if one.within is None else one.within // MICROSECOND for queue, one in known.items()}
 
 
 def hours(parts: DataFrame) -> DataFrame:

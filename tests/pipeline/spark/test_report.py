@@ -67,7 +67,7 @@ def test_it_says_everywhere_how_queues_were_served(spark: SparkSession, database
     assert budgets["mails"]["spent"] == pytest.approx(100)
     assert "Beyond their error budget: mails." in found["summary"]
     (failure,) = found["failures"]
-    assert failure["message"] == f"ValueError: password={MASKED} for no <b>mailbox</b> <text>"
+    assert failure["message"] == f"ValueError: password={MASKED} for no <b>mailbox</b> '…'"
     assert (failure["tasks_ended"], failure["attempts_failed"]) == (1, 5)
     assert found["retry_waste"][0]["wasted_seconds"] == 20.0
     assert json.loads((folder / "report.json").read_text())["everything"]["ended"] == 11

@@ -136,8 +136,8 @@ def test_failures_of_one_kind_are_one_cluster(spark: SparkSession) -> None:
     )
     found = T.failure_clusters(frame(spark, rows), failed)
     assert {(one["queue"], one["message"], one["tasks_ended"], one["attempts_failed"]) for one in found.collect()} == {
-        ("claims", "shop.errors.Bad: no order <n> of <text>", 1, 1),
-        ("claims", "ValueError: <hex> is bad at <n>", 0, 1),
+        ("claims", "shop.errors.Bad: no order # of '…'", 1, 1),
+        ("claims", "ValueError: # is bad at #", 0, 1),
         ("claims", "not ours", 1, 0),
         ("mails", "(no message)", 0, 1),
     }
