@@ -6,18 +6,19 @@ import json
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial, reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame, SparkSession, functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 from pyspark.sql.types import StructType
 
 from django_dbtaskqueue.core.durations import number, parse_length
@@ -201,7 +202,7 @@ class ReportJob(jobs.Job):
             _check_folder(Path(context.options["out"]).absolute())
         with one_state(context.database, context.lake) as context.state:
             found, tables = self.figures(context, period)
-        figures = {"kind": self.name, **found}
+        figures = {"kind": self.name, **period._asdict(), **found}
         if context.damaged:
             figures["summary"] += f" Damaged files of the lake were left out: {len(set(context.damaged))}."
         return {**figures, **({"written": None} if context.dry_run else _written(context, period, figures, tables))}
@@ -327,8 +328,9 @@ class Period(NamedTuple):
         return f"{f'{self.since:%Y-%m-%d %H:%M}' if self.since else 'the beginning'} to {self.until:%Y-%m-%d %H:%M} UTC"
 
     def only(self, hours: DataFrame, *, step_s: int = 3600) -> DataFrame:
-        """Return the rows of these hours; ``hour`` is a whole number of hours, or of other steps, since 1970."""
-        return hours if self.since is None else hours.where(F.col("hour") >= int(self.since.timestamp()) // step_s)
+        """Return the rows of these hours, and of none; ``hour`` counts hours, or other steps, since 1970."""
+        begin = int(self.since.timestamp()) // step_s if self.since else None
+        return hours if begin is None else hours.where(F.col("hour").isNull() | (F.col("hour") >= begin))
 
 
 def _start_of_hour(time: datetime) -> datetime:
@@ -336,38 +338,31 @@ def _start_of_hour(time: datetime) -> datetime:
 
 
 class ReportPart(NamedTuple):
-    """What the rows of one part are: they have ``keys``. Rows with the same keys are added up."""
+    """What the rows of one part have: ``keys``, and columns by the function that adds up rows with the same keys."""
 
     keys: tuple[str, ...]
-    sums: tuple[str, ...] = ()
-    least: tuple[str, ...] = ()
-    most: tuple[str, ...] = ()
-    sketches: tuple[str, ...] = ()
+    added: Mapping[Callable[[str], Column], tuple[str, ...]]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*self.keys, *self.sums, *self.least, *self.most, *self.sketches)
+        return (*self.keys, *chain.from_iterable(self.added.values()))
 
     def merged(self, rows: DataFrame, *by: str) -> DataFrame:
         """Return the rows with each group of keys once."""
-        return rows.groupBy(*by, *self.keys).agg(
-            *(F.sum(name).alias(name) for name in self.sums),
-            *(F.min(name).alias(name) for name in self.least),
-            *(F.max(name).alias(name) for name in self.most),
-            *(F.kll_merge_agg_bigint(name, T.SKETCH_SIZE).alias(name) for name in self.sketches),
-        )
+        values = (add(name).alias(name) for add, names in self.added.items() for name in names)
+        return rows.groupBy(*by, *self.keys).agg(*values)
 
 
 # The percentiles of an hour are in one row only, that of the day on which its tasks ended: its `most` is that value.
 REPORT_PARTS = {
-    "hours": ReportPart(("queue", "hour"), sums=(*T.COUNTED, *T.RUN_SUMS), most=T.PERCENTILE_COLUMNS),
-    "sketches": ReportPart(("queue",), sketches=T.MEASURES),
-    "minutes": ReportPart(("queue", "hour"), sums=("arrived",)),
+    "hours": ReportPart(("queue", "hour"), {F.sum: (*T.COUNTED, *T.RUN_SUMS), F.max: T.PERCENTILE_COLUMNS}),
+    "sketches": ReportPart(("queue",), {partial(F.kll_merge_agg_bigint, k=T.SKETCH_SIZE): T.MEASURES}),
+    "minutes": ReportPart(("queue", "hour"), {F.sum: ("arrived",)}),
     "failures": ReportPart(
-        ("queue", "message"), sums=("tasks_ended", "attempts_failed"), least=("first",), most=("last", "example")
+        ("queue", "message"), {F.sum: ("tasks_ended", "attempts_failed"), F.min: ("first",), F.max: ("last", "example")}
     ),
-    "waste": ReportPart(("queue",), sums=("failed_attempts", "wasted")),
-    "kinds": ReportPart(T.KIND_COLUMNS, sums=("ended", "completed"), most=("last", "example")),
+    "waste": ReportPart(("queue",), {F.sum: ("failed_attempts", "wasted")}),
+    "kinds": ReportPart(T.KIND_COLUMNS, {F.sum: ("ended", "completed"), F.max: ("last", "example")}),
 }
 OF_ATTEMPTS = ("failures", "waste")  # kept by hour too: an attempt may be older than the period, its task is not
 
@@ -485,9 +480,8 @@ class KeptDays:
         kept = kept.where(F.col("part") == name)
         if queues := self.context.options.get("queue"):
             kept = kept.where(F.col("queue").isin(*queues))
-        if name in OF_ATTEMPTS and self.period.since is not None:
-            hour = F.col("hour")  # null for a task that has no time of its end
-            kept = kept.where(hour.isNull() | (hour >= int(self.period.since.timestamp()) // T.HOUR_S))
+        if name in OF_ATTEMPTS:
+            kept = self.period.only(kept)  # the hour is null for a task that has no time of its end
         columns = REPORT_PARTS[name].columns
         return REPORT_PARTS[name].merged(read.select(*columns).unionByName(kept.select(*columns)))
 

@@ -227,8 +227,6 @@ class Forecast(reports.ReportJob):
         unusual = sorted(unusual, key=lambda one: -abs(one.score))[:MAX_ANOMALIES]
         figures: reports.Figures = {
             "summary": sentence(stretches, found, have=have, slots=slots, options=options),
-            "since": period.since,
-            "until": period.until,
             "time_zone": str(zone),
             "target_wait": target.wait,
             "share": target.share,

@@ -68,7 +68,7 @@ class Report(reports.ReportJob):
                 with every as (found,):
                     charts, step = _charts(context, period, T.as_of(found, period.until))
                 tables |= charts
-        figures = report_of(tables, period, context.options["top"], step)
+        figures = report_of(tables, context.options["top"], step)
         written = {name: table for name, table in tables.items() if table.num_rows and name not in CHART_TABLES}
         return {**figures, "days_kept": len(kept.files)}, written
 
@@ -151,15 +151,13 @@ def _charts(context: Context, period: Period, tasks: DataFrame) -> tuple[Mapping
     return tables, timedelta(seconds=step_s)
 
 
-def report_of(tables: reports.Tables, period: Period, top: int, shortest: timedelta) -> reports.Figures:
+def report_of(tables: reports.Tables, top: int, shortest: timedelta) -> reports.Figures:
     """Return the report as JSON can hold it: the ``top`` of each list, and of the hours what the charts show."""
     shown = CHART_TABLES if CHART_TABLES[0] in tables else HOURLY_TABLES
     levels, backlog = (tables[name].to_pandas() for name in shown)
     rows = {name: table.to_pylist() for name, table in tables.items() if name not in (*HOURLY_TABLES, *CHART_TABLES)}
     (everything,) = rows["everything"]
     found = {
-        "since": period.since,
-        "until": period.until,
         "everything": everything,
         "queues": rows["queues"],
         "budgets": sorted(rows["budgets"], key=lambda row: -_spent(row)),

@@ -149,8 +149,6 @@ class WhatIf(reports.ReportJob):
         times, waits_now = zip(*over_time(now), strict=True)
         figures = {
             "summary": sentence(waits["now"]["p95"], waits["then"]["p95"]) + (advice.kept(then) if advice else ""),
-            "since": period.since,
-            "until": period.until,
             "tasks": len(now),
             "slots_now": now_slots,
             "slots_then": max(advice.hours.values(), default=advice.poller) if advice else slots,
