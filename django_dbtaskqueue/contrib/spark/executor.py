@@ -176,11 +176,10 @@ class SparkExecutor:
     def _run(self, calls: list[Call], *, again: bool) -> list[dict[str, Any]]:
         """Run one Spark job; return its answers in order. Raises whatever Spark raises."""
         spark = self._session()
-        rows = [
-            {"number": number, "leases": cloudpickle.dumps(call.job.leases)}  # type: ignore[no-untyped-call]
-            for number, call in enumerate(calls)
-        ]
-        frame = spark.createDataFrame(_sliced(rows, PARTITIONS_PER_CORE * self._cores))
+        leases = [cloudpickle.dumps(call.job.leases) for call in calls]  # type: ignore[no-untyped-call]
+        table = pa.table({"number": [*range(len(calls))], "leases": leases}, schema=JOB_SCHEMA)
+        size = -(-len(calls) // (PARTITIONS_PER_CORE * self._cores))
+        frame = spark.createDataFrame(pa.Table.from_batches(table.to_batches(size)))  # each batch becomes a partition
         function = partial(on_worker, environment=self._environment, places=self._places(calls), again=again)
         answers = frame.mapInArrow(function, ANSWER_DDL).toArrow().to_pylist()
         return sorted(answers, key=lambda row: row["number"])
@@ -239,13 +238,6 @@ def _stop(spark: SparkSession) -> None:
         spark.stop()
     except Exception:  # its JVM is gone, and PySpark would ask it again
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
-
-
-def _sliced(rows: list[dict[str, Any]], slices: int) -> pa.Table:
-    """Return the rows as a table of at most ``slices`` batches; each becomes a partition."""
-    size = -(-len(rows) // slices)
-    starts = range(0, len(rows), size)
-    return pa.Table.from_batches([pa.RecordBatch.from_pylist(rows[at : at + size], schema=JOB_SCHEMA) for at in starts])
 
 
 # -- on a worker: run tasks, settle them with their fence, report outcomes ---------------------------------------------
