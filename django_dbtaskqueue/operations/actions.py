@@ -240,7 +240,7 @@ def preview(
     tasks: TaskQuerySet, request: ActionRequest, count: Callable[[TaskQuerySet], ApproxCount | None] = bounded_count
 ) -> Preview:
     """Count what is selected, what would change and, if the verb may end leases, what of it runs; bounded counts."""
-    eligible = request.verb.eligible(tasks, request.options)
+    eligible = tasks.filter(request.verb.condition(tasks.model, request.options))
     ends_leases = Status.PROCESSING in request.verb.sources
     running = count(eligible.filter(status=Status.PROCESSING)) if ends_leases else None
     return Preview(request, count(tasks), count(eligible), running=running)

@@ -27,7 +27,6 @@ from django_dbtaskqueue.flow.port import signal_all
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask
-from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS
 from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, VIEW_PAYLOAD, Actor, Verb, by_name, check_queue
@@ -196,7 +195,6 @@ class TaskVerb(Verb):
     also: tuple[Status, ...] = ()  # further statuses of its tasks, which it does not change
     sources: tuple[Status, ...] = field(init=False)  # the statuses it acts on; tasks in another are skipped
     deletes: bool = field(init=False)  # the tasks leave the table
-    ages: bool = field(init=False)  # it asks for an age, as housekeep does
 
     def __post_init__(self) -> None:
         edge = BY_VERB[self.edge or self.name]
@@ -205,7 +203,6 @@ class TaskVerb(Verb):
             ("edge", edge.verb),
             ("sources", (*edge.sources, *self.also)),
             ("deletes", edge.target is None),
-            ("ages", OLDER_THAN in self.inputs),
         ):
             object.__setattr__(self, name, value)
 
@@ -246,16 +243,12 @@ class TaskVerb(Verb):
     def condition(self, model: type[AbstractTask], options: VerbOptions) -> Q:
         """Return what a task must fulfil for the verb to change it."""
         found = Q(status__in=self.sources) & CONDITIONS[self.edge]
-        if self.ages:
+        if self is HOUSEKEEP:
             found &= finished_before(options.older_than)
         if self is MOVE:
             there = model._default_manager.filter(queue=options.queue, reference=OuterRef("reference"))
             found &= ~Q(queue=options.queue) & ~Q(Exists(there))
         return found
-
-    def eligible(self, tasks: TaskQuerySet, options: VerbOptions) -> TaskQuerySet:
-        """Return those of ``tasks`` that the verb would change now."""
-        return tasks.filter(self.condition(tasks.model, options))
 
     def refused(self, tasks: Sequence[AbstractTask]) -> dict[int, str]:
         """Return those of the locked tasks that cannot change together with the others, and why."""
@@ -265,7 +258,7 @@ class TaskVerb(Verb):
 
     def run(self, tasks: Sequence[AbstractTask], options: VerbOptions, actor: str = "") -> int:
         """Change tasks of one table that this transaction has locked; return how many really changed."""
-        if self.ages:
+        if self is HOUSEKEEP:
             return housekeep(same_rows(tasks), older_than=options.older_than, to=options.to)
         if self is SEND_SIGNAL:
             return signal_all(tasks, options.signal, options.data, actor=actor)
@@ -283,9 +276,9 @@ class TaskVerb(Verb):
 
     def skipped(self, options: VerbOptions) -> str:
         """Return why a task is skipped, in words."""
-        if self.ages and not options.older_than:
+        if self is HOUSEKEEP and not options.older_than:
             return gettext("not finished")
-        if self.ages:
+        if self is HOUSEKEEP:
             days = options.older_than.days
             return ngettext(
                 "not finished, or finished less than %(days)s day ago",
@@ -303,7 +296,7 @@ class TaskVerb(Verb):
     def words(self, options: VerbOptions, reason: str = "") -> str:
         """Return the verb with its options, for records."""
         more = f" ({reason})" if reason else ""
-        if self.ages:
+        if self is HOUSEKEEP:
             days = options.older_than.days
             age = ngettext("older than %(days)s day", "older than %(days)s days", days) % {"days": days}
             return f"{self.label}: {age}, {options.to}{more}"
