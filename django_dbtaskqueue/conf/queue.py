@@ -448,23 +448,16 @@ NONE_TEXT = "none"  # how the file says None, which TOML lacks
 class SettingsFile(Generic[T]):
     """``DBTASKQUEUE["FILE"]``, a TOML file that is followed while the process runs.
 
-    ``check`` makes of its parsed text a value and a list of faults. All are reported together. At the first reading a
-    fault is an error; later a bad edit changes nothing and is logged once, and the next good edit is applied.
+    ``check`` makes of its parsed text a value and a list of faults. At first, ``ImproperlyConfigured`` lists all faults
+    with place, value and fix. Later a bad edit changes nothing and is logged once, and the next good edit is applied.
     """
 
     def __init__(self, path: Path, check: Callable[[Mapping[str, Any]], tuple[T, list[str]]]) -> None:
-        self.path = path
-        self._check = check
-        self._checking = threading.Lock()
-        self._next_check = 0.0
-        self._seen: tuple[int, ...] | None = None
-        self._text: str | None = None  # as last read, good or bad
-
-    def load(self) -> T:
-        """Read the file; raise ``ImproperlyConfigured`` that lists every fault with its place, value and fix."""
+        self.path, self._check, self._checking = path, check, threading.Lock()
         self._seen, self._next_check = self._signature(), clock.monotonic() + CHECK_INTERVAL_S
-        self._text = self._read()
-        return self._checked(self._text)
+        text = self._read()
+        self._text: str | None = text  # as last read, good or bad
+        self.value = self._checked(text)
 
     def reload(self) -> T | None:
         """Return the new value when the file changed and is good; None otherwise. Checks at most once a second."""
@@ -489,11 +482,10 @@ class SettingsFile(Generic[T]):
         return None
 
     def _signature(self) -> tuple[int, ...] | None:
-        try:
+        with suppress(OSError):
             found = self.path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+            return found.st_mtime_ns, found.st_size, found.st_ino
+        return None
 
     def _read(self) -> str:
         try:

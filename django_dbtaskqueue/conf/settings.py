@@ -172,7 +172,7 @@ def _load() -> _State:
         return _State(plain)
     path = Path(getattr(django_settings, "BASE_DIR", "")) / plain.file
     file = rules.SettingsFile(path, partial(_laid_over, plain))
-    return _State(file.load(), file)
+    return _State(file.value, file)
 
 
 def _laid_over(plain: Settings, document: Mapping[str, Any]) -> tuple[Settings, list[str]]:
