@@ -106,8 +106,7 @@ CONDITIONS["run_now"] &= Q(parked_by__isnull=True) | Q(parked_by=GROUP)  # a tas
 def change(tasks: Tasks, verb: str, *, call: str = "") -> int:
     """Do one of ``CHANGES`` to a selection, or "delete": from the verb's statuses to its target (``core.states``).
 
-    Deletions are counted in the same transaction; the holders get ``LeaseLost``. ``call``: how it is counted, if not by
-    its verb.
+    Deletions are counted; their holders get ``LeaseLost``. ``call``: how it is counted, if not by its verb.
     """
     allowed = as_filterable(tasks).filter(CONDITIONS[verb], status__in=sources(verb))
     with transaction.atomic(using=allowed.db):
@@ -207,10 +206,7 @@ def _update(tasks: Tasks, verb: str, given: Mapping[str, Any] | None) -> int:
 
 
 def _count(tasks: Tasks, call: str, rows: Iterable[Row]) -> None:
-    """Count what this transaction does to rows that it has locked, once it is committed.
-
-    Where it ends leases, the pollers look at once whether they still hold their tasks.
-    """
+    """Count what is done to locked rows, after the commit. Where it ends leases, their pollers look at once."""
     calls: dict[tuple[str, str], list[int]] = defaultdict(list)
     lost: set[str] = set()
     for pk, queue, _group, status in rows:

@@ -272,10 +272,7 @@ def mask(output: Output, options: Options) -> int:
 
 
 def _mask_stored(rows: QuerySet[M], *columns: str, dry_run: bool) -> int:
-    """Mask text columns of all rows; return how many rows changed, or would.
-
-    What a poller writes meanwhile is masked already.
-    """
+    """Mask text columns of all rows; return how many changed, or would. What pollers write meanwhile is masked."""
     changed, rest = 0, rows.order_by("pk")
     while page := list(rest.values_list("pk", *columns)[:MAX_ROWS_MASKED_AT_ONCE]):
         for pk, *texts in page:

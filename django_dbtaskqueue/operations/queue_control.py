@@ -83,10 +83,7 @@ def change_settings(
     reason: str = "",
     using: str | None = None,
 ) -> dict[str, object]:
-    """Set ``values`` in a queue's runtime overrides and remove those named in ``reset``; return all overrides.
-
-    Raises as ``new_overrides`` does, and ``UnknownQueue``.
-    """
+    """Make what ``new_overrides`` returns a queue's overrides; return it. Raises ``UnknownQueue``, and as that does."""
     permissions.check_queue(queue, actor)
     check(CHANGE_SETTINGS, reason, actor, queue)
     alias = alias_for(queue, using)

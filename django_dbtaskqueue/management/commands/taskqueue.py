@@ -137,11 +137,8 @@ def _add_queues(add: Add) -> None:
     shards("queue")
     text = "Move from this database, such as one that is not a shard any more. Repeat it for more. Default: all shards."
     shards("--from", text, action="append", default=[], dest="sources", metavar="ALIAS")
-    shards(
-        "--to",
-        "Move to this database. Default: to where an enqueue of the same task would put it now.",
-        metavar="ALIAS",
-    )
+    text = "Move to this database. Default: to where an enqueue of the same task would put it now."
+    shards("--to", text, metavar="ALIAS")
     text = "Move groups also to where they have tasks already. Those that come run after them."
     shards("--behind", text, action="store_true")
     shards("--limit", "Begin no batch after N tasks are moved.", type=positive, metavar="N")
