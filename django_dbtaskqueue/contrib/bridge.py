@@ -22,7 +22,7 @@ from http.client import HTTPException, HTTPSConnection
 from math import ceil
 from threading import Lock, Timer
 from time import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from django.core.exceptions import ImproperlyConfigured
@@ -151,6 +151,10 @@ CONTENT_LENGTH = re.compile(r"[0-9]{1,10}")
 # At most four signatures. The last character before "=" has two unused bits, which must be zero.
 ONE_SIGNATURE = r"v1,[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]="
 SIGNATURES = re.compile(rf"{ONE_SIGNATURE}( {ONE_SIGNATURE}){{0,3}}")
+TEXT_LENGTHS = {  # of the texts of an envelope; each but the queue may be null
+    "queue": MAX_KEY_LENGTH, "reference": MAX_KEY_LENGTH, "transfer": MAX_KEY_LENGTH, "payload_type": MAX_TYPE_NAME,
+    "traceparent": 100,
+}  # fmt: skip
 ENVELOPE_KEYS = ("version", "queue", "reference", "transfer", "payload_type", "priority", "traceparent")
 
 
@@ -339,15 +343,20 @@ def _seconds_over_rate(peer: Peer, source: str) -> int:
 
 
 class _Transfer(NamedTuple):
-    """One task on its way, checked."""
+    """One task on its way, checked: what its envelope says, and its payload as JSON text."""
 
     queue: str
     reference: str | None
-    key: str  # its identity at the sender
-    payload: str | None  # JSON text
+    transfer: str | None  # instead of a reference
     payload_type: str | None
     priority: int
     traceparent: str | None
+    payload: str | None
+
+    @property
+    def key(self) -> str:
+        """Its identity at the sender."""
+        return f"ref:{self.reference}" if self.transfer is None else f"id:{self.transfer}"
 
     @property
     def digest(self) -> str:
@@ -419,36 +428,22 @@ def _transfer_of(body: bytes, max_bytes: int) -> _Transfer:
     first, newline, payload = body.partition(b"\n")
     if len(first) > MAX_ENVELOPE_BYTES or len(payload) > max_bytes:
         raise serializers.BadInput("body", "is too long.")
-    given = serializers.json_object(first)
+    given: dict[str, Any] = serializers.json_object(first)
     if set(given) != set(ENVELOPE_KEYS):
         raise serializers.BadInput("body", f"must begin with an object of the keys {', '.join(ENVELOPE_KEYS)}.")
-    serializers.whole("version", given["version"], FORMAT_VERSION, FORMAT_VERSION)
-    reference, transfer = (_text(given, name, MAX_KEY_LENGTH) for name in ("reference", "transfer"))
-    if (reference is None) == (transfer is None):
+    serializers.whole("version", given.pop("version"), FORMAT_VERSION, FORMAT_VERSION)
+    given["priority"] = serializers.whole("priority", given["priority"], -32_768, 32_767)
+    for name, max_length in TEXT_LENGTHS.items():
+        is_text = given[name] is not None or name == "queue"
+        if is_text and not serializers.text(name, given[name], max_length):
+            raise serializers.BadInput(name, "must not be empty.")
+    if (given["reference"] is None) == (given["transfer"] is None):
         raise serializers.BadInput("transfer", "must be there if there is no reference, and only then.")
-    traceparent = _text(given, "traceparent", 100)
-    if traceparent is not None and not TRACEPARENT.fullmatch(traceparent):
+    if given["traceparent"] is not None and not TRACEPARENT.fullmatch(given["traceparent"]):
         raise serializers.BadInput("traceparent", "is not a trace context.")
     text = payload.decode() if newline else None
     if text is not None:
         fault = json_payload.find_fault(json_payload.loads(text), conf.payload_limits())
         if fault is not None:
             raise exceptions.PayloadError(fault[1], path=fault[0])
-    return _Transfer(
-        queue=serializers.text("queue", given["queue"], MAX_KEY_LENGTH),
-        reference=reference,
-        key=f"ref:{reference}" if transfer is None else f"id:{transfer}",
-        payload=text,
-        payload_type=_text(given, "payload_type", MAX_TYPE_NAME),
-        priority=serializers.whole("priority", given["priority"], -32_768, 32_767),
-        traceparent=traceparent,
-    )
-
-
-def _text(given: Mapping[str, object], name: str, max_length: int) -> str | None:
-    value = given[name]
-    if value is None:
-        return None
-    if not (found := serializers.text(name, value, max_length)):
-        raise serializers.BadInput(name, "must not be empty.")
-    return found
+    return _Transfer(**given, payload=text)
