@@ -35,6 +35,7 @@ class Periodic(NamedTuple):
 
 
 PARSED = {"retry", "timeout", "reenqueue"}  # durations and policies may be text, as in the settings
+OF_CALL = {"mode", "batch", "concurrency", "executor", "using", "middleware"}  # no settings of the queue
 OF_QUEUE = {"lease", "max_attempts", "unique"}  # declared by a processor, in force for its queue
 
 # Of each queue its processors by each name that a row may have. The dict of one queue is replaced, never changed.
@@ -113,15 +114,15 @@ def register(
 ) -> Processor:
     """Register a processor by a call, at any time and from any thread. Tasks that waited for it are taken at once.
 
-    ``options`` are those of ``processor``. ``row_type`` is the payload type of rows of plain JSON that go to this
-    processor, and to no other.
+    ``options`` are those of ``processor``, and further settings of the queue. ``row_type`` is the payload type of rows
+    of plain JSON that go to this processor, and to no other.
     """
     queue = conf.valid_name(queue)
     if payload is not None:
         codecs.prepare(payload)
     call, where = _callable(function), f"@processor({queue!r})"
     given = {name: value for name, value in options.items() if value is not None}
-    declared = {name: given.pop(name) for name in (PARSED | OF_QUEUE) & given.keys()}
+    declared = {name: given.pop(name) for name in given.keys() - OF_CALL}
     parsed = {name: conf.parse(name, declared[name], where=f"{where}, {name}") for name in PARSED & declared.keys()}
     given |= {"policy": parsed.pop("retry", None), "is_async": _is(iscoroutinefunction, call), "declared": declared}
     made = Processor(queue, call, payload=payload, row_type=row_type, **given, **parsed)

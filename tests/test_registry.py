@@ -97,20 +97,20 @@ def test_a_refused_registration_names_the_fault_and_leaves_nothing_behind() -> N
     with pytest.raises(PayloadError, match=r"Odd\.thing"):
         registry.register("letters", write, payload=odd)
     before = registry.snapshot()
-    for options in ({"mode": "nuclear"}, {"max_attempts": 0}, {"batch": 0}, {"lease": "soon"}):
+    for options in ({"mode": "nuclear"}, {"max_attempts": 0}, {"batch": 0}, {"lease": "soon"}, {"leese": "1m"}):
         with pytest.raises(ImproperlyConfigured, match=r"@processor\('ghosts'\)"):
-            registry.register("ghosts", write, **options)  # type: ignore[arg-type]
+            registry.register("ghosts", write, **options)
     assert registry.snapshot() == before and not conf.is_known("ghosts")
 
 
 def test_snapshot_and_restore() -> None:
-    registry.register("letters", write, max_attempts=2)
+    registry.register("letters", write, max_attempts=2, priority=7)
     before = registry.snapshot()
     registry.unregister("letters")
     registry.register("ghosts", write, max_attempts=2)
     registry.restore(before)
     assert "ghosts" not in registry.queues() and not conf.is_known("ghosts")
-    assert conf.queue_settings("letters").max_attempts == 2
+    assert (conf.queue_settings("letters").max_attempts, conf.queue_settings("letters").priority) == (2, 7)
     assert registry.snapshot() == before
 
 
