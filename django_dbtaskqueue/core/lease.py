@@ -64,16 +64,16 @@ class Port(Protocol):
     alias: str  # the database the task lives in
     key: str  # the queue, and its shard if it has any
     reenqueue: AnyPolicy  # the runtime override of the reenqueue policy, or None
+    keep: str  # the settings of these names
+    group_retry: str
     log_level: int  # of the log lines of each task's life; 0: none
     extra: Mapping[str, object]  # the project's own settings of the queue
     calls: ClassVar[Mapping[str, str]]  # names of outcomes in the usage counters, where they are not those of pollers
 
     def time(self, text: str) -> datetime: ...  # as the database wrote it; returned as the site's models would show it
     def settle(self, lease: Lease, outcome: outcomes.Outcome) -> None: ...
-    # As the last act of the calling thread's outermost transaction.
-    def settle_last(self, lease: Lease, outcome: outcomes.Outcome | outcomes.Suspend) -> None: ...
-    # In one transaction: all of them or none.
-    def settle_all(self, pairs: Sequence[tuple[Lease, outcomes.Outcome]]) -> None: ...
+    # In one transaction: all of them or none. ``last``: as the last act of the thread's outermost transaction.
+    def settle_all(self, pairs: Sequence[tuple[Lease, outcomes.Decidable]], *, last: bool = False) -> None: ...
     def stands(self, lease: Lease) -> bool: ...  # whether it still holds, as the calling thread's transaction sees it
     def journal(self, lease: Lease) -> Steps: ...
     def touch(self, lease: Lease, delta: timedelta) -> None: ...

@@ -201,6 +201,7 @@ class Lost:
     verb: str
 
 
+Decidable = Outcome | Suspend  # what a call can end with
 # What can be written.
 Settlement = Complete | CompleteDelete | Reenqueue | Poison | Failed | Release | Park | Suspend
 

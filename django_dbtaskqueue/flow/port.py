@@ -16,7 +16,7 @@ from django_dbtaskqueue.conf.queue import QueueSettings
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import SignalRefused, SignalTimeout, StepChanged, TaskQueueError, TaskSuspended
 from django_dbtaskqueue.core.lease import Lease, ReceivedSignal, Steps, current_lease
-from django_dbtaskqueue.core.outcomes import Outcome, Settlement, Suspend, check_delay
+from django_dbtaskqueue.core.outcomes import Decidable, Outcome, Settlement, Suspend, check_delay
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.flow import groups, usage
@@ -59,18 +59,15 @@ class SettlePort:
         """Write one outcome, or raise ``LeaseLost``; ``ReenqueueDelayMissing`` when nothing says when it is due."""
         self.settle_all([(lease, outcome)])
 
-    def settle_last(self, lease: Lease, outcome: Outcome | Suspend) -> None:
-        session = self.session
-        session.ends = True
-        self._settle(session, [(lease, decide(lease, outcome))])
-
-    def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
+    def settle_all(self, pairs: Sequence[tuple[Lease, Decidable]], *, last: bool = False) -> None:
         decided = [(lease, decide(lease, outcome)) for lease, outcome in pairs]
         with transaction.atomic(using=self.alias, savepoint=False) if len(decided) > 1 else nullcontext():
-            self._settle(self.session, decided)
+            session = self.session
+            session.ends = last
+            self._settle(session, decided)
 
     def _settle(self, session: Session, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
-        settled = settle(session, pairs, keep=self.keep, group_retry=self.group_retry)
+        settled = settle(session, pairs)
         for lease, outcome in pairs:
             if lease.id not in settled:
                 raise lease.gone(outcome.facts.verb)
@@ -123,7 +120,7 @@ def _settled(alias: str, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
 # No wake-up is lost: ``signal`` raises ``signals`` on the task's row, and the settle of a waiting task compares it with
 # the number that ``wait_for`` saw when it found no signal.
 
-WAITS = (WAIT, RECEIVED, TIMED_OUT)  # what a wait is, and what it becomes
+WAIT_KINDS = (WAIT, RECEIVED, TIMED_OUT)  # what a wait is, and what it becomes
 STEP_DEFAULTS = {"result": None, "seconds": None, "actor": ""}  # of a step
 
 
@@ -240,7 +237,7 @@ class Journal:
             self._stored = self._load()
         self._position += 1
         found = self._stored.get(self._position)
-        if found is not None and (found.name != name or (found.kind != kind and {found.kind, kind} - set(WAITS))):
+        if found is not None and (found.name != name or (found.kind != kind and {found.kind, kind} - set(WAIT_KINDS))):
             before, now = _description(found.kind, found.name), _description(kind, name)
             raise StepChanged(self._lease.id, self._position, before, now)
         return found

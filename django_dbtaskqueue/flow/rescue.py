@@ -22,7 +22,7 @@ Ended = tuple[Lease, Settlement, float]  # as metrics count it; it ran for no ti
 HOUSEKEEPING = "housekeeping"  # as the poller that took an expired task
 
 
-def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> list[Ended]:
+def rescue(session: Session, queue: str, port: Port) -> list[Ended]:
     """Settle at most 100 dead tasks of a queue as ERROR, with an ``Attempt`` row each; return those really settled.
 
     The rows are locked, and their leases judged again, in the transaction that settles them. A holder that comes back
@@ -32,31 +32,24 @@ def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> l
     def died(lease: Lease) -> Failed:
         return Failed(Fail(ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts), retry=False))
 
-    rescued = _end(session, queue, port, partial(exhausted, session, queue), died, keep)
+    rescued = _end(session, queue, port, partial(exhausted, session, queue), died)
     if rescued:
         usage.after_commit(session.connection, {(queue, "lease_expired"): [lease.id for lease, *_ in rescued]})
     return rescued
 
 
-def end_expired(
-    session: Session, queue: str, port: Port, ids: Sequence[int], *, expired: str, keep: str = "keep"
-) -> list[Ended]:
+def end_expired(session: Session, queue: str, port: Port, ids: Sequence[int], *, expired: str) -> list[Ended]:
     """End those of some tasks of a queue that wait past their time to live, as a poller ends one that it takes.
 
     Paused and parked ones, too. ``expired`` is the queue's setting. Return those really settled.
     """
     params = {"ids": session.sql.dialect.array(ids), "poller_instance": HOUSEKEEPING, "lease": 1.0, "min_lease": 0.0}
     take = partial(session.run, session.sql.checkout_expired, params)
-    return _end(session, queue, port, take, lambda lease: expiry(lease, expired) or Release(), keep)
+    return _end(session, queue, port, take, lambda lease: expiry(lease, expired) or Release())
 
 
 def _end(
-    session: Session,
-    queue: str,
-    port: Port,
-    take: Callable[[], list[Row]],
-    outcome_of: Callable[[Lease], Settlement],
-    keep: str,
+    session: Session, queue: str, port: Port, take: Callable[[], list[Row]], outcome_of: Callable[[Lease], Settlement]
 ) -> list[Ended]:
     """Lock the groups of leased rows, and the rows, settle them in the same transaction, and tell it."""
 
@@ -66,7 +59,7 @@ def _end(
     with session.atomic():
         found = groups.lock_in_order(session, lambda: leases(take(), port, 0.0), groups_in)
         pairs = [(lease, outcome_of(lease)) for lease in found]
-        settled = settle(session, pairs, keep=keep) if pairs else set()
+        settled = settle(session, pairs) if pairs else set()
     ended = [(lease, outcome, 0.0) for lease, outcome in pairs if lease.id in settled]
     for lease, outcome, _seconds in ended:
         observe.ended(lease, outcome)

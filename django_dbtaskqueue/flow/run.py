@@ -34,7 +34,7 @@ from django_dbtaskqueue.core import (
     threads,
 )
 from django_dbtaskqueue.core.lease import Lease, current_lease
-from django_dbtaskqueue.core.outcomes import Fail, Outcome, Park, Poison, Settlement, Suspend, as_outcome
+from django_dbtaskqueue.core.outcomes import Decidable, Fail, Outcome, Park, Poison, Settlement, as_outcome
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER, UNREADABLE
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow.middleware import Call, Middleware, surrounded
@@ -169,7 +169,7 @@ def decide_all(leases: Sequence[Lease], ended: Sequence[Outcome | Settlement | N
     return [one if one is None or one is DONE else decide_call(lease, one) for lease, one in pairs]
 
 
-def perform(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
+def perform(lease: Lease, processor: Processor) -> Decidable | None:
     """Decode and call; None when the task is already settled, or its lease is lost. Never raises."""
     unreadable = prepare(lease, processor)
     if unreadable is not None:
@@ -178,7 +178,7 @@ def perform(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
         return _call(lease, processor)
 
 
-def _call(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
+def _call(lease: Lease, processor: Processor) -> Decidable | None:
     token, forks = current_lease.set(lease), threads.forks
     try:
         if processor.mode == "atomic":
@@ -211,11 +211,11 @@ def _call_atomic(lease: Lease, processor: Processor) -> None:
     with ProcessorTransaction(lease.port.alias):
         try:
             with threads.NoCopies():
-                outcome: Outcome | Suspend = as_outcome(processor.invoke(lease))
+                outcome: Decidable = as_outcome(processor.invoke(lease))
         except exceptions.TaskSuspended as suspended:  # what it has done so far is committed with its steps
             outcome = suspended.outcome
         if _is_open(lease):
-            lease.port.settle_last(lease, outcome)
+            lease.port.settle_all([(lease, outcome)], last=True)
 
 
 def _is_open(lease: Lease) -> bool:
@@ -228,7 +228,7 @@ def _is_open(lease: Lease) -> bool:
     return not lease.touched or lease.port.stands(lease)
 
 
-async def perform_async(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
+async def perform_async(lease: Lease, processor: Processor) -> Decidable | None:
     """``perform`` for an async processor; a cancellation is left to the caller."""
     unreadable = prepare(lease, processor)
     if unreadable is not None:
@@ -246,7 +246,7 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | Suspend
     return None if lease.settled else outcome
 
 
-def _failed(lease: Lease, error: BaseException) -> Outcome | Suspend | None:
+def _failed(lease: Lease, error: BaseException) -> Decidable | None:
     """Return the outcome of a call that raised; None when the task is settled all the same, or lost."""
     if lease.settled:
         return None
@@ -263,7 +263,7 @@ def _failed(lease: Lease, error: BaseException) -> Outcome | Suspend | None:
 # -- the leases of one call, which are several for a processor with ``batch=`` -----------------------------------------
 
 
-def perform_all(leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
+def perform_all(leases: Sequence[Lease], processor: Processor) -> list[Decidable | None]:
     """``perform`` for the leases of one call, in order, not decided yet. Never raises.
 
     Of a batch processor, an exception fails each task of the call by its own budget. In atomic mode the call is one
@@ -280,7 +280,7 @@ def perform_all(leases: Sequence[Lease], processor: Processor) -> list[Outcome |
     return list(ended.values())
 
 
-async def perform_all_async(leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
+async def perform_all_async(leases: Sequence[Lease], processor: Processor) -> list[Decidable | None]:
     """``perform_all`` for an async processor; a cancellation is left to the caller."""
     if processor.batch is None:
         return [await perform_async(lease, processor) for lease in leases]
@@ -296,15 +296,13 @@ async def perform_all_async(leases: Sequence[Lease], processor: Processor) -> li
     return list(ended.values())
 
 
-def _sorted_out(
-    leases: Iterable[Lease], processor: Processor
-) -> tuple[dict[Lease, Outcome | Suspend | None], list[Lease]]:
+def _sorted_out(leases: Iterable[Lease], processor: Processor) -> tuple[dict[Lease, Decidable | None], list[Lease]]:
     """Decode; return the outcomes of all, None of those that can be decoded, and these."""
-    prepared: dict[Lease, Outcome | Suspend | None] = {lease: prepare(lease, processor) for lease in leases}
+    prepared: dict[Lease, Decidable | None] = {lease: prepare(lease, processor) for lease in leases}
     return prepared, [lease for lease, outcome in prepared.items() if outcome is None]
 
 
-def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
+def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Decidable | None]:
     try:
         with threads.NoCopies():
             return _shared_out(processor.invoke(leases), leases)
@@ -312,7 +310,7 @@ def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outco
         return [_failed(lease, error) for lease in leases]
 
 
-def _shared_out(value: Any, leases: list[Lease]) -> list[Outcome | Suspend | None]:
+def _shared_out(value: Any, leases: list[Lease]) -> list[Decidable | None]:
     """Return each task's outcome: its own of a list, or the one for all; None where it is settled already."""
     pairs = zip(leases, _each(value, leases), strict=True)
     return [None if lease.settled else as_outcome(own) for lease, own in pairs]
@@ -330,7 +328,7 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
     return value
 
 
-def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
+def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Decidable | None]:
     try:
         with ProcessorTransaction(leases[0].port.alias):
             with threads.NoCopies():

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, Never
 
 from django.db.utils import OperationalError
@@ -35,15 +34,16 @@ UNCUT_CHARS = 1000  # of a text that is short enough in any case: a character ha
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
 
 
-def settle(session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold") -> set[int]:
+def settle(session: Session, pairs: Sequence[Decided]) -> set[int]:
     """Write decided outcomes in one transaction and count them; return the ids of the tasks really settled.
 
-    An id missing from the answer lost its lease. The caller has asked the policies (``run.decide``). The count, and
-    what waits for the tasks, follow the commit of the caller's transaction, if one is open.
+    An id missing from the answer lost its lease. The caller has asked the policies (``run.decide``). The port of the
+    first lease has the settings of the queue. The count, and what waits for the tasks, follow the commit of the
+    caller's transaction, if one is open.
     """
-    batch = plan(session, pairs, keep=keep)
+    batch = plan(session, pairs)
     if any(lease.group is not None for lease, _ in pairs):
-        answers = _settle_grouped(session, pairs, batch, hold_retries=group_retry == "hold")
+        answers = _settle_grouped(session, pairs, batch)
     else:
         answers = session.together(batch)
     settled = {row[0] for rows in answers for row in rows}
@@ -52,25 +52,24 @@ def settle(session: Session, pairs: Sequence[Decided], *, keep: str = "keep", gr
     usage.settled(session.connection, pairs, settled)
     watched = {row[0] for rows in answers for row in rows if row[1]}
     if watched:
-        kinds = CompleteDelete if keep == "keep" else (Complete, CompleteDelete)
+        kinds = CompleteDelete if pairs[0][0].port.keep == "keep" else (Complete, CompleteDelete)
         gone = watched & {lease.id for lease, outcome in pairs if isinstance(outcome, kinds)}
         dependencies.after_commit(session, watched - gone, completed=gone)
     return settled
 
 
-def _settle_grouped(
-    session: Session, pairs: Sequence[Decided], batch: list[Statement], *, hold_retries: bool
-) -> list[list[Row]]:
+def _settle_grouped(session: Session, pairs: Sequence[Decided], batch: list[Statement]) -> list[list[Row]]:
     """Settle, and put the next heads of each group into the ready order in this transaction."""
     members = {lease.group: outcome for lease, outcome in pairs if lease.group is not None}
     back = {group for group, outcome in members.items() if isinstance(outcome, Reenqueue | outcomes.Suspend)}
-    rules = ((back, False), (members.keys() - back, hold_retries))
-    return groups.run_and_regroup(session, pairs[0][0].queue, batch, rules)
+    first = pairs[0][0]
+    rules = ((back, False), (members.keys() - back, first.port.group_retry == "hold"))
+    return groups.run_and_regroup(session, first.queue, batch, rules)
 
 
-def plan(session: Session, pairs: Sequence[Decided], *, keep: str = "keep") -> list[Statement]:
+def plan(session: Session, pairs: Sequence[Decided]) -> list[Statement]:
     """Return the statements that settle ``pairs``; each answers with the ids it settled."""
-    completed: list[tuple[Lease, Complete]] = []
+    keep, completed = pairs[0][0].port.keep, list[tuple[Lease, Complete]]()
     deleted: list[Decided] = []
     written: list[tuple[Lease, Rewritten]] = []
     if len(pairs) > 1:
@@ -181,9 +180,7 @@ def _failed_columns(outcome: Failed, failure: dict[str, str]) -> dict[str, Any]:
     return {**change, "new_status": "CREATED", "delay": outcome.delay.total_seconds()}
 
 
-def settle_surely(
-    session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold", patience: float = 0.0
-) -> set[int]:
+def settle_surely(session: Session, pairs: Sequence[Decided], *, patience: float = 0.0) -> set[int]:
     """``settle``, where one bad row never fails its batch: a batch that fails is halved, and halved again.
 
     A single outcome that cannot be stored ends in ERROR with a short fixed text. Rows that another transaction keeps
@@ -194,26 +191,25 @@ def settle_surely(
     guard = session.atomic() if session.connection.in_atomic_block else nullcontext()
     try:
         with guard:
-            return settle(session, pairs, keep=keep, group_retry=group_retry)
+            return settle(session, pairs)
     except Exception as error:
-        parts = _parts(session, pairs, error, keep)
+        parts = _parts(session, pairs, error)
         if parts is not None:
-            again = partial(settle_surely, session, keep=keep, group_retry=group_retry, patience=patience)
-            return set().union(*map(again, parts))
+            return set().union(*(settle_surely(session, one, patience=patience) for one in parts))
         lease = pairs[0][0]
         if not is_about_data(error) and _is_new(lease, patience):
             logger.debug("Outcome of task %s could not be stored, trying again: %s", lease.id, error)
             return set()
         logger.error("Outcome of task %s could not be stored (%s); storing a plain failure.", lease.id, error)
-        return _settle_plainly(session, lease, f"Outcome could not be stored: {type(error).__name__}", keep)
+        return _settle_plainly(session, lease, f"Outcome could not be stored: {type(error).__name__}")
 
 
-def _settle_plainly(session: Session, lease: Lease, text: str, keep: str) -> set[int]:
+def _settle_plainly(session: Session, lease: Lease, text: str) -> set[int]:
     """Store a failure instead of an outcome. A task that takes no failure either is left to the end of its lease."""
     try:
-        return settle(session, [(lease, Failed(Fail(text, retry=False)))], keep=keep, group_retry="hold")
+        return settle(session, [(lease, Failed(Fail(text, retry=False)))])
     except Exception as error:
-        _raise_if_common(session, [(lease, Failed(Fail(text)))], error, keep)
+        _raise_if_common(session, [(lease, Failed(Fail(text)))], error)
         logger.error("Task %s takes no outcome, its lease runs out: %s", lease.id, error)
         return {lease.id}
 
@@ -225,7 +221,7 @@ def _is_new(lease: Lease, patience: float) -> bool:
     return patience > 0 and (lease.unstored_tries < BLAMED_TRIES or clock.monotonic() - lease.unstored_since < patience)
 
 
-def _raise_if_common(session: Session, pairs: Sequence[Decided], error: Exception, keep: str) -> None:
+def _raise_if_common(session: Session, pairs: Sequence[Decided], error: Exception) -> None:
     """Raise an error that is of no outcome. To find out, settle a task that does not exist."""
     code = sqlstate(error)
     if is_about_data(error) or code == groups.LOCK_TIMEOUT_SQLSTATE:
@@ -234,7 +230,7 @@ def _raise_if_common(session: Session, pairs: Sequence[Decided], error: Exceptio
         raise error
     ghost = replace(pairs[0][0], id=0, group=None)
     for outcome in {type(outcome): _like(outcome) for _, outcome in pairs}.values():
-        settle(session, [(ghost, outcome)], keep=keep)
+        settle(session, [(ghost, outcome)])
 
 
 def _like(outcome: Settlement) -> Settlement:
@@ -244,13 +240,13 @@ def _like(outcome: Settlement) -> Settlement:
     return type(outcome)() if isinstance(outcome, Complete | CompleteDelete) else Release()
 
 
-def _parts(session: Session, pairs: Sequence[Decided], error: Exception, keep: str) -> list[Sequence[Decided]] | None:
+def _parts(session: Session, pairs: Sequence[Decided], error: Exception) -> list[Sequence[Decided]] | None:
     """Return the parts of a batch to try again; None for one outcome at fault. Raise an error that is of no outcome."""
     code, middle = sqlstate(error), len(pairs) // 2
     halves = [pairs[:middle], pairs[middle:]]
     if code == groups.OUT_OF_MEMORY_SQLSTATE and len(pairs) > 1:  # fewer groups may find room for their locks
         return halves
-    _raise_if_common(session, pairs, error, keep)
+    _raise_if_common(session, pairs, error)
     locked = code == groups.LOCK_TIMEOUT_SQLSTATE
     if locked:
         rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease, _ in pairs])
@@ -274,13 +270,13 @@ def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[in
     return {task_id for task_id, _ in found} - held, held
 
 
-def find_out(session: Session, pairs: Sequence[Decided], settled: set[int], *, keep: str) -> set[int]:
+def find_out(session: Session, pairs: Sequence[Decided], settled: set[int]) -> set[int]:
     """Find out what became of the leases that a settle has missed. Mark those that are lost.
 
     Others have a stored outcome: their processor's, or ours with a lost reply. Return the ids of the leases that still
     stand: another transaction locks their rows, so their outcomes have to wait.
     """
-    missing = _missing(pairs, settled)
+    missing, keep = _missing(pairs, settled), pairs[0][0].port.keep
     stored, held = resolve(session, [lease for lease, _ in missing])
     said = [(lease, lease.outcome or outcome) for lease, outcome in missing]  # first what its processor stored
     sent = [lease for lease, one in said if one.facts is Complete.facts and (lease.unanswered or lease.outcome)]

@@ -183,7 +183,7 @@ def _end_expired(session: Session, queue: str) -> int:
         settings = conf.default_settings(queue)
     port = SettlePort(alias, session.model, key=queue)
     port.follow(settings)
-    ended = end_expired(session, queue, port, ids, expired=settings.expired, keep=settings.keep)
+    ended = end_expired(session, queue, port, ids, expired=settings.expired)
     metrics = Collector()
     metrics.add(alias, queue, ended)
     metrics.store(alias)

@@ -272,7 +272,7 @@ def rescue_due(session: Session, queue: QueueState, left: float | None, metrics:
     of them can run out. So a check every few seconds is enough to end an orphan within a tenth of its lease.
     """
     while left is not None and left <= 0:
-        ended = rescue(session, queue.name, queue.port, keep=queue.settings.keep)
+        ended = rescue(session, queue.name, queue.port)
         if not ended:
             break
         if metrics is not None:

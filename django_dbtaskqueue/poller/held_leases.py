@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from operator import itemgetter
 
@@ -125,13 +124,12 @@ class Settler:
     def _write(self, connections: ConnectionSet, queue: QueueState, pairs: list[Decided]) -> set[int]:
         """Settle pairs by the settings of ``queue``; return the ids that wait because their rows are locked."""
         session, settings = connections.session(queue), queue.settings
-        store = partial(settle.settle_surely, session, patience=UNSTORED_OUTCOME_SECONDS)
         settled: set[int] = set()
         for chunk in [pairs] if settings.settle == "batch" else [[pair] for pair in pairs]:
-            settled |= store(chunk, keep=settings.keep, group_retry=settings.group_retry)
+            settled |= settle.settle_surely(session, chunk, patience=UNSTORED_OUTCOME_SECONDS)
         if len(settled) == len(pairs):
             return set()
-        return settle.find_out(session, pairs, settled, keep=settings.keep)
+        return settle.find_out(session, pairs, settled)
 
     def _account(self, queue: QueueState, batch: list[Done]) -> None:
         """Count and tell what became of these leases. Fetch soon if that made a task ready."""

@@ -290,7 +290,7 @@ class InlinePoller:
         dead = 0
         for queue in self.queues:
             queue.next_poll = 0.0  # the next fetches look at all queues
-            dead += len(rescue(self.connections.session(queue), queue.name, queue.port, keep=queue.settings.keep))
+            dead += len(rescue(self.connections.session(queue), queue.name, queue.port))
         return dead
 
     @property

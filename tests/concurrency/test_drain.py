@@ -106,7 +106,8 @@ class ManyLeases:
         ]  # fmt: skip
         chosen = {lease.id: lease for lease in self.some(dice)}.values()
         if pairs := [(lease, decide(lease, dice.choice(outcomes))) for lease in chosen]:
-            settle.settle(Session.on(self.alias), pairs, keep=dice.choice(["keep", "keep", "history", "delete"]))
+            pairs[0][0].port.keep = dice.choice(["keep", "keep", "history", "delete"])
+            settle.settle(Session.on(self.alias), pairs)
 
     def renews(self, dice: random.Random) -> None:
         if leases := self.some(dice):

@@ -73,8 +73,8 @@ class World:
         self.age(factories.LEASE)
         return next(other for other in self.checkout(50, poller=SECOND, **options) if other.id == lease.id)
 
-    def settle(self, lease: Lease, outcome: Outcome | Settlement, *, keep: str = "keep") -> bool:
-        return lease.id in settle.settle(self.session, [(lease, decide(lease, outcome))], keep=keep)
+    def settle(self, lease: Lease, outcome: Outcome | Settlement) -> bool:
+        return lease.id in settle.settle(self.session, [(lease, decide(lease, outcome))])
 
     def age(self, delta: timedelta) -> None:
         factories.age(delta, using=self.alias)

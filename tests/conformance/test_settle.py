@@ -129,7 +129,7 @@ def test_a_stale_holder_writes_nothing(world: World, keep: str, subtests: pytest
                     verb(lease)
                 assert (lost.value.task_id, lost.value.total_attempt) == (lease.id, 1), name
             for name, outcome in SETTLEMENTS.items():
-                assert not world.settle(lease, outcome, keep=keep), name
+                assert not world.settle(lease, outcome), name
             assert world.everything() == before
         world.tasks.purge()
 
@@ -183,9 +183,10 @@ def test_keep_history_moves_the_row_with_all_it_says(world: World) -> None:
 
 @pytest.mark.parametrize("keep", ["keep", "history", "delete"])
 def test_a_mixed_batch_is_one_transaction_and_conserves(world: World, keep: str) -> None:
+    world.configure(keep=keep)
     leases, outcomes = world.take_many(18), [*SETTLEMENTS.values()] * 2
     pairs = [(lease, decide(lease, outcome)) for lease, outcome in zip(leases, outcomes, strict=True)]
-    assert settle.settle(world.session, pairs, keep=keep) == {lease.id for lease in leases}
+    assert settle.settle(world.session, pairs) == {lease.id for lease in leases}
     assert counted(world.alias) == 18
     assert world.tasks.filter(status=COMPLETED).count() == (4 if keep == "keep" else 0)
     assert TaskHistory.objects.using(world.alias).count() == (4 if keep == "history" else 0)

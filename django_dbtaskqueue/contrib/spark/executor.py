@@ -341,8 +341,8 @@ class JobRunner:
         port: Any = pairs[0][0].port
         session = Session.on(port.alias, port.model)
         # The poller, which tries for longer, decides whether a task is to blame for an error of the database.
-        settled = settle_surely(session, pairs, keep=port.keep, group_retry=port.group_retry, patience=math.inf)
-        held_leases = find_out(session, pairs, settled, keep=port.keep) if len(settled) < len(pairs) else set()
+        settled = settle_surely(session, pairs, patience=math.inf)
+        held_leases = find_out(session, pairs, settled) if len(settled) < len(pairs) else set()
         for lease, outcome in pairs:
             if lease.id in held_leases:  # the row is locked, or was refused
                 self.answers[lease] = Answer(portable_outcome(lease, outcome), None, "")
