@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
-from django_dbtaskqueue.core.sql.dialects import GROUP, HEAD, MOVING, PARENTS, Group, part, renamed, template
+from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENTS, Group, part, renamed, template
 from django_dbtaskqueue.core.states import SIGNAL, sql_sources
 
 ENQUEUED_TYPES = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
@@ -112,19 +112,14 @@ class EnqueueStatements(Group):
             whole=whole,
         )
 
-    @property
-    def _leads(self) -> str:
-        """Whether its group has room for a task: with those before it here, it has fewer than ``number`` heads.
-
-        Then it is a head at once. Parked first and made ready by ``place_heads``, it would be written twice.
-        """
-        place = "row_number() OVER (PARTITION BY u.group_key ORDER BY u.priority, u.id)"
-        heads = (
-            f"SELECT 1 FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
-            f" AND t.group_key = u.group_key AND {HEAD} LIMIT %(number)s::int"
-        )
-        limit = "<= %(number)s::int"
-        return f"{place} {limit} AND {place} + (SELECT count(*) FROM ({heads}) AS h) {limit}"
+    # Whether its group has room for a task: with those before it here, it has fewer than ``number`` heads. Then it is a
+    # head at once. Parked first and made ready by ``place_heads``, it would be written twice.
+    _leads = part(
+        "{_place} <= %(number)s::int AND {_place} + (SELECT count(*) FROM (SELECT 1 FROM {task} AS t"
+        " WHERE t.queue_name = %(queue_name)s AND t.group_key = u.group_key AND {HEAD} LIMIT %(number)s::int) AS h)"
+        " <= %(number)s::int"
+    )
+    _place = part("row_number() OVER (PARTITION BY u.group_key ORDER BY u.priority, u.id)")
 
     @lru_cache(maxsize=64)  # noqa: B019 -- as above
     @renamed
@@ -138,14 +133,9 @@ class EnqueueStatements(Group):
         " AND {one_of:reference_number|references})"
     )
 
-    @cached_property
-    def reserve_ids(self) -> str:
-        """Take ``number`` ids for a COPY whose rows are not in the order of the items, as text."""
-        return f"SELECT string_agg(nextval({self._sequence})::text, ',') FROM generate_series(1, %(number)s)"
-
-    @property
-    def _sequence(self) -> str:
-        return f"(SELECT pg_get_serial_sequence('{self.tables.task}', 'id'))::regclass"
+    # Take ``number`` ids for a COPY whose rows are not in the order of the items, as text.
+    reserve_ids = part("SELECT string_agg(nextval({_sequence})::text, ',') FROM generate_series(1, %(number)s)")
+    _sequence = part("(SELECT pg_get_serial_sequence('{task}', 'id'))::regclass")
 
     def _counted(self, insert: str, *, whole: bool = False) -> str:
         """Return a row for each task: ``RETURNED`` if ``whole``, else the id; whether it is new; whether it has run.
