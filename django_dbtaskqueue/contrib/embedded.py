@@ -5,7 +5,7 @@ folder. The data survives. The last user stops the server; if it is killed, a la
 inside the folder::
 
     lock        serialises starting, joining, leaving and stopping
-    users/      one file per user, locked while that process lives: a killed process no longer counts
+    users.lock  locked by each user while that process lives: a killed process no longer counts
     password    of the superuser ``postgres``
     data/       the cluster; data/server.log is the server's log
     install-*/  a copy of the binaries, only when the server's account cannot reach the installed ones
@@ -255,9 +255,10 @@ class EmbeddedPostgres:
             self._leave()
 
     def _leave(self) -> None:
-        Path(self._user.name).unlink(missing_ok=True)
+        fcntl.flock(self._user, fcntl.LOCK_UN)  # of processes that were forked from this one, too
         self._user.close()
-        if not _has_users(self.root):
+        with open(self._user.name) as users, suppress(BlockingIOError):  # there are other users
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._halt("fast")
 
     def _halt(self, mode: str) -> None:
@@ -368,24 +369,9 @@ def _initdb(root: Path, binaries: Binaries, account: Account) -> None:
 
 
 def _register(root: Path) -> IO[str]:
-    users = root / "users"
-    users.mkdir(exist_ok=True)
-    user = (users / f"{os.getpid()}-{secrets.token_hex(4)}").open("w")
-    fcntl.flock(user, fcntl.LOCK_EX)
+    user = (root / "users.lock").open("w")
+    fcntl.flock(user, fcntl.LOCK_SH)
     return user
-
-
-def _has_users(root: Path) -> bool:
-    """Remove the files of dead processes, whose locks the kernel has released; return whether one is left."""
-    alive = False
-    for path in (root / "users").iterdir():
-        with path.open("w") as user:
-            try:
-                fcntl.flock(user, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-            except BlockingIOError:
-                alive = True
-    return alive
 
 
 def _running_port(root: Path) -> int | None:
