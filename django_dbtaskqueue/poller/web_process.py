@@ -110,37 +110,30 @@ def chosen() -> tuple[dict[str, int], Options]:
 # -- start and end -----------------------------------------------------------------------------------------------------
 
 _embedded: EmbeddedPoller | None = None
-_starting = threading.Lock()
 
 
 def start_with_the_first_request() -> None:
     """Have the poller started when this process, or one forked from it, gets a request from a web server."""
-    request_started.connect(_begin, dispatch_uid="dbtaskqueue-embedded")
+    after_fork(_await_request)
     atexit.register(stop)
-    after_fork(_after_fork)
+    _await_request()
 
 
 def stop() -> None:
     """End the poller of this process, if there is one."""
-    global _embedded
-    with _starting:
-        embedded, _embedded = _embedded, None
-    if embedded is not None:
-        embedded.stop()
+    if _embedded is not None:
+        _embedded.stop()
 
 
 def _begin(sender: type, **_: object) -> None:
     """Start the poller. The handlers of test clients are no web servers, and a test may run a live server."""
     global _embedded
-    if hasattr(mail, "outbox") or not issubclass(sender, WSGIHandler | ASGIHandler):
-        return
-    with _starting:
-        if _embedded is None:
-            _embedded = EmbeddedPoller()
-    request_started.disconnect(dispatch_uid="dbtaskqueue-embedded")
+    is_of_server = issubclass(sender, WSGIHandler | ASGIHandler) and not hasattr(mail, "outbox")
+    if is_of_server and request_started.disconnect(dispatch_uid="dbtaskqueue-embedded"):  # true of one request only
+        _embedded = EmbeddedPoller()
 
 
-def _after_fork() -> None:
-    global _embedded, _starting
-    _embedded, _starting = None, threading.Lock()
+def _await_request() -> None:
+    global _embedded
+    _embedded = None
     request_started.connect(_begin, dispatch_uid="dbtaskqueue-embedded")
