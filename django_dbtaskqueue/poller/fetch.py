@@ -20,16 +20,13 @@ from django_dbtaskqueue.poller import queue_state
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
 from django_dbtaskqueue.poller.free_slots import (
     Capacity,
-    CrashIsolation,
-    Executors,
     equal_limits,
     free_calls,
     free_slots,
     processor_slots,
     share_of,
 )
-from django_dbtaskqueue.poller.held_leases import Counts, Settler
-from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
 MAX_QUEUES_PER_STATEMENT = 50
 MANY_OTHERS = 2  # pollers of a queue, with which the database is busy without a second checkout of this one
@@ -43,19 +40,16 @@ class Fetcher:
         self,
         instance: str,
         queues: Mapping[str, QueueState],
-        executors: Executors,
-        settler: Settler,
+        capacity: Capacity,
         expect_lease: Callable[[QueueState, float], None],
-        counts: Counts,
-        options: Options,
     ) -> None:
         self.instance = instance
         self.queues = queues
-        self._settler = settler
+        self.capacity = capacity
+        self._settler = capacity.settler
+        self._isolation = capacity.isolation
         self._expect_lease = expect_lease
         self._lock = threading.RLock()
-        self._isolation = CrashIsolation(settler, executors.isolates)
-        self.capacity = Capacity(executors, settler, self._isolation, counts, options)
         self._last_turn = 0.0  # of the queue that had the last turn
         self._drained = 0  # how often a queue that had tasks was found drained
 
@@ -190,7 +184,7 @@ class Fetcher:
     def is_exhausted(self) -> bool:
         """Whether a run that ends by itself has nothing more to take."""
         most = self.capacity.options.max_tasks
-        if most is not None and self.capacity.counts.started >= most:
+        if most is not None and self._settler.counts.started >= most:
             return True
         if not all(queue.exhausted for queue in self.queues.values()):
             return False
@@ -204,7 +198,7 @@ class Fetcher:
 
     def _ends(self) -> tuple[int, int]:
         """Return what a draining run has seen end: queues in which others' tasks ran, and tasks of its own."""
-        return self._drained, self.capacity.counts.finished
+        return self._drained, self._settler.counts.finished
 
     # -- fetch -------------------------------------------------------------------------------------------------------
 
@@ -306,7 +300,7 @@ class Fetcher:
     def _jobs(self, session: Session, queue: QueueState, leases: list[Lease]) -> list[Job]:
         """Return the jobs of plain processors; submit those of other processors."""
         self._settler.held.update(leases)
-        self.capacity.counts.started += len(leases)
+        self._settler.counts.started += len(leases)
         if "retry" in queue.overrides:
             for lease in leases:
                 lease.policy = queue.settings.retry

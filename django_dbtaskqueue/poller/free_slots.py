@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from django_dbtaskqueue.poller.executors.thread import AsyncExecutor, ThreadExec
 from django_dbtaskqueue.poller.queue_state import Options, Placement, QueueState
 
 if TYPE_CHECKING:
-    from django_dbtaskqueue.poller.held_leases import Counts, Settler
+    from django_dbtaskqueue.poller.held_leases import Settler
 
 BUFFER_SECONDS = 0.1  # work that may wait in memory, in seconds of run time: few leases age there
 MAX_BUFFERED_CALLS = 1000  # calls of one processor with a concurrency limit
@@ -37,13 +36,11 @@ PROCESSOR = attrgetter("processor")
 class Executors:
     """Threads, one event loop, child processes, and one pool for each executor that a processor brings along."""
 
-    def __init__(self, threads: int, coroutines: int, finish: Finish, default: object = None) -> None:
-        """``default`` runs plain functions whose processors name no executor; None: threads of this process."""
+    def __init__(self, options: Options, finish: Finish) -> None:
+        self._options = options
         self._finish = finish
-        self._default = default
         self.limiter = ConcurrencyLimiter()
-        self._threads = ThreadExecutor(threads, finish, self.limiter)
-        self._coroutine_slots = coroutines
+        self._threads = ThreadExecutor(options.threads, finish, self.limiter)
         self._made: dict[Hashable, Executor] = {}  # the others: each for the first processor or task that needs it
         self._lock = threading.Lock()
         self.all: list[Executor] = [self._threads]  # those in use; threads always are
@@ -54,8 +51,8 @@ class Executors:
         if processor is None:
             return self._threads
         if processor.is_async:
-            return self._one(AsyncExecutor, AsyncExecutor, self._coroutine_slots)
-        wanted = self._default if processor.executor is None else processor.executor
+            return self._one(AsyncExecutor, AsyncExecutor, self._options.coroutines)
+        wanted = self._options.executor if processor.executor is None else processor.executor
         if wanted is None:
             return self._threads
         if wanted == PROCESS:
@@ -137,16 +134,15 @@ class Executors:
         return jobs
 
 
-@dataclass(slots=True)
 class Capacity:
     """What ``free_slots`` reads besides the queue. ``reserved`` changes under the fetcher's lock."""
 
-    executors: Executors
-    settler: Settler
-    isolation: CrashIsolation
-    counts: Counts
-    options: Options
-    reserved: int = 0  # tasks that fetches under way asked for, in all queues
+    def __init__(self, executors: Executors, settler: Settler, options: Options) -> None:
+        self.executors = executors
+        self.settler = settler
+        self.isolation = CrashIsolation(settler, executors.isolates)
+        self.options = options
+        self.reserved = 0  # tasks that fetches under way asked for, in all queues
 
 
 def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -> int:
@@ -185,7 +181,7 @@ def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -
         held = sum([lease.port is queue.port for lease in capacity.settler.held.copy()])
         free = min(free, settings.concurrency - held - queue.reserved)
     if options.max_tasks is not None:
-        free = min(free, options.max_tasks - capacity.counts.started - capacity.reserved)
+        free = min(free, options.max_tasks - capacity.settler.counts.started - capacity.reserved)
     if capacity.isolation.queues and capacity.isolation.active():
         free = min(free, capacity.isolation.limit(capacity.reserved))
     if shared:

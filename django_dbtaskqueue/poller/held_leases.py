@@ -48,13 +48,13 @@ class Counts:
 class Settler:
     """Collects outcomes and settles them in batches, on any fetch thread. The fence makes a repeat harmless."""
 
-    def __init__(self, queues: Mapping[str, QueueState], counts: Counts, wake: Callable[[], None]) -> None:
+    def __init__(self, queues: Mapping[str, QueueState], wake: Callable[[], None]) -> None:
         self.held: set[Lease] = set()  # leases that have no stored outcome yet
         self.done: deque[Done] = deque()
+        self.counts = Counts()
         self.metrics = Collector()
         self.mean_run_seconds: float | None = None  # of one task of any queue, smoothed
         self._queues = queues
-        self._counts = counts
         self._wake = wake
         self._lock = threading.Lock()
         self._settled_at = clock.monotonic()
@@ -150,7 +150,7 @@ class Settler:
                 share = len(ran) / (len(ran) + before) if len(ran) > before else 0.0  # few slow first calls say little
                 queue.run_seconds = smoothed(queue.run_seconds, total / len(ran), share)
                 self.mean_run_seconds = smoothed(self.mean_run_seconds, total / len(ran))
-                self._counts.finished += len(ran)
+                self.counts.finished += len(ran)
         observed = queue.port.log_level or signals.registered or any(signal.receivers for signal in observe.ENDINGS)
         wakes = False
         for lease, result, seconds in ended:
@@ -159,8 +159,8 @@ class Settler:
             wakes = wakes or known.wakes or lease.group is not None
             if known is COMPLETE_FACTS and not observed:
                 continue
-            self._counts.failed += known.error is not None
-            self._counts.outcomes[known.counts_as] += 1
+            self.counts.failed += known.error is not None
+            self.counts.outcomes[known.counts_as] += 1
             observe.ended(lease, result, seconds)
         if wakes:
             queue.wake()

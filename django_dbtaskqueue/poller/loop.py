@@ -30,8 +30,8 @@ from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.poller.executors import LOST, Done, Executor, Job, Run, done_by_lease
 from django_dbtaskqueue.poller.fetch import Fetcher
-from django_dbtaskqueue.poller.free_slots import Executors
-from django_dbtaskqueue.poller.held_leases import FULL_BATCH_OUTCOMES, Counts, Renewer, Settler
+from django_dbtaskqueue.poller.free_slots import Capacity, Executors
+from django_dbtaskqueue.poller.held_leases import FULL_BATCH_OUTCOMES, Renewer, Settler
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
 
 FETCH_THREADS = 2  # while the database works on the batch of one, the other handles its own
@@ -59,7 +59,6 @@ class Poller:
                     self._by_name[name].append(QueueState.of(name, alias, weight))
         queues = [*chain.from_iterable(self._by_name.values())]
         self.queues = {queue.port.key: queue for queue in queues}
-        self.counts = Counts()
         self.state = "INIT"
         self._changing = threading.Lock()  # of the state, by a poll that failed or worked
         self.stopping = False
@@ -72,13 +71,12 @@ class Poller:
         self._ended = threading.Event()
         self._threads: list[WatchedThread] = []
         self._withdrawn: deque[Job] = deque()  # at the end: tasks that are to be released
-        self.settler = Settler(self.queues, self.counts, self._wake_first.set)
-        options = self.options
-        self.executors = Executors(options.threads, options.coroutines, self.settler.finish, options.executor)
+        self.settler = Settler(self.queues, self._wake_first.set)
+        self.counts = self.settler.counts
+        self.executors = Executors(self.options, self.settler.finish)
         self._renewer = Renewer(self.queues.values(), self._held_of, self._lost)
-        self.fetcher = Fetcher(
-            self.instance, self.queues, self.executors, self.settler, self._renewer.expect, self.counts, options
-        )
+        capacity = Capacity(self.executors, self.settler, self.options)
+        self.fetcher = Fetcher(self.instance, self.queues, capacity, self._renewer.expect)
         self.aliases = sorted({queue.port.alias for queue in queues})
         self._wakeups = [Wakeup(alias, self._notified) for alias in self.aliases]
 

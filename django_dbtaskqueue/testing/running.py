@@ -24,7 +24,6 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Lost, Outcome, Raised, Settlement, said
-from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session, aliases_of
 from django_dbtaskqueue.flow import dependencies, placement
 from django_dbtaskqueue.flow.checkout import ScanCursor
@@ -34,10 +33,11 @@ from django_dbtaskqueue.flow.run import Processor, no_handler, run_all, run_all_
 from django_dbtaskqueue.models import AbstractTask, Attempt, Step, Task, TaskHistory
 from django_dbtaskqueue.poller.executors import Done, Executor, Finish, Job
 from django_dbtaskqueue.poller.fetch import Fetcher
-from django_dbtaskqueue.poller.free_slots import Executors
+from django_dbtaskqueue.poller.free_slots import Capacity, Executors
 from django_dbtaskqueue.poller.heartbeat import Heartbeat, ScheduleJob
-from django_dbtaskqueue.poller.held_leases import Counts, Settler
+from django_dbtaskqueue.poller.held_leases import Settler
 from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.process.lifetime import started
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
 from django_dbtaskqueue.pull.leases import next_due
 from django_dbtaskqueue.testing.kit import assert_enqueued, refute_enqueued
@@ -246,8 +246,8 @@ class InlineExecutor(Executor):
 class InlineExecutors(Executors):
     """One executor for all processors, whatever they ask for."""
 
-    def __init__(self, finish: Finish) -> None:
-        super().__init__(1, 1, finish)
+    def __init__(self, options: Options, finish: Finish) -> None:
+        super().__init__(options, finish)
         self.inline = InlineExecutor(finish, self.limiter)
         self.all = [self.inline]
 
@@ -271,14 +271,14 @@ class InlinePoller:
         by_key = {queue.port.key: queue for queue in self.queues}
         self.aliases = sorted({queue.port.alias for queue in self.queues})
         self._schedules = [ScheduleJob(alias, lambda _: None) for alias in self.aliases]
-        counts = Counts()
-        self._settler = Settler(by_key, counts, lambda: None)
-        executors = InlineExecutors(self._settler.finish)
+        options = Options(threads=1, tags=tuple(tags))
+        self._settler = Settler(by_key, lambda: None)
+        executors = InlineExecutors(options, self._settler.finish)
         self._executor = executors.inline
         ports = [queue.port for queue in self.queues]
         self.connections = ConnectionSet({(one.alias, one.model): Session.on(one.alias, one.model) for one in ports})
-        options = Options(threads=1, tags=tuple(tags))
-        self._fetcher = Fetcher(TEST_INSTANCE, by_key, executors, self._settler, lambda *_: None, counts, options)
+        capacity = Capacity(executors, self._settler, options)
+        self._fetcher = Fetcher(TEST_INSTANCE, by_key, capacity, lambda *_: None)
 
     def begin_pass(self) -> int:
         """Do what pollers do beside their polls; return how many tasks of dead processes went to ERROR."""
@@ -424,25 +424,20 @@ def run_poller(
                 "Use TransactionTestCase or @pytest.mark.django_db(transaction=True), or drain() instead."
             )
     poller = Poller(dict.fromkeys(queues, 1), Options(threads, coroutines, tags=tuple(tags)), using=using)
-    heartbeat = Heartbeat(poller)
-    poller.start()
-    heartbeat.start()
-    try:
-        yield poller
-        poller.options = poller.fetcher.capacity.options = replace(poller.options, drain=True)
-        poller.wake("")
-        if not poller.wait(timeout.total_seconds()):
-            leases = [run.job.lease for run in poller.running()]
-            running = ", ".join(f"{lease.queue}/{lease.reference or lease.id}" for lease in leases) or "nothing"
-            named = f"The poller of {', '.join(poller.queues)}"
-            raise AssertionError(f"{named} was not done after {timeout}: {poller.state}, running {running}.")
-    finally:
-        poller.stop()
-        if not poller.wait(timeout.total_seconds()):
-            poller.cancel()
-        heartbeat.stop()
-        poller.close()
-        notify.flush()
+    with started(poller, Heartbeat(poller)):
+        try:
+            yield poller
+            poller.options = poller.fetcher.capacity.options = replace(poller.options, drain=True)
+            poller.wake("")
+            if not poller.wait(timeout.total_seconds()):
+                leases = [run.job.lease for run in poller.running()]
+                running = ", ".join(f"{lease.queue}/{lease.reference or lease.id}" for lease in leases) or "nothing"
+                named = f"The poller of {', '.join(poller.queues)}"
+                raise AssertionError(f"{named} was not done after {timeout}: {poller.state}, running {running}.")
+        finally:
+            poller.stop()
+            if not poller.wait(timeout.total_seconds()):
+                poller.cancel()
 
 
 class TaskQueueKit:

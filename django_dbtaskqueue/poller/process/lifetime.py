@@ -89,13 +89,20 @@ def run(
 
     Calls ``on_tick`` regularly. ``timeout`` counts from the first request, or from the end of a run without one.
     """
-    poller.start()
-    heartbeat.start()
-    try:
+    with started(poller, heartbeat):
         ended, deadline = _wait_for_end(poller, heartbeat, shutdown, timeout.total_seconds(), on_tick)
         _wait_for_threads(poller, shutdown, deadline)
         left = [f"Thread {name} ended: its poller ends, another one must replace it" for name in ended]
         return left + _left(poller)
+
+
+@contextmanager
+def started(poller: Poller, heartbeat: Heartbeat) -> Iterator[None]:
+    """Run the threads of both inside the block."""
+    poller.start()
+    heartbeat.start()
+    try:
+        yield
     finally:
         heartbeat.stop()
         poller.close()
