@@ -36,6 +36,16 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
+@contextmanager
+def set_inside(variable: ContextVar[S], value: S) -> Iterator[None]:
+    """Let a context variable have a value inside a ``with`` block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 class Around(Protocol):
     """Calls an enqueue and returns what it returns."""
 
@@ -54,11 +64,8 @@ class EnqueueHook:
         return self.around is not None and not self._inside.get()
 
     def surround(self, queue: str, call: Callable[[], T]) -> T:
-        token = self._inside.set(True)
-        try:
+        with set_inside(self._inside, True):
             return call() if self.around is None else self.around(queue, call)
-        finally:
-            self._inside.reset(token)
 
 
 enqueue_hook = EnqueueHook()
@@ -81,14 +88,9 @@ def bound(**values: object) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def only(context: Mapping[str, object]) -> Iterator[None]:
+def only(context: Mapping[str, object]) -> AbstractContextManager[None]:
     """Replace the whole context inside a ``with`` block."""
-    token = ambient.set(MappingProxyType(dict(context)) if context else EMPTY)
-    try:
-        yield
-    finally:
-        ambient.reset(token)
+    return set_inside(ambient, MappingProxyType(dict(context)) if context else EMPTY)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import logger
-from django_dbtaskqueue.core.context import standbys
+from django_dbtaskqueue.core.context import set_inside, standbys
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.models import Task
 
@@ -75,12 +75,8 @@ def read(view: Callable[[], T], *, own_writes: bool = False) -> T:
 
 
 def _read(view: Callable[[], T], used: Mapping[str, str], sentence: str) -> T:
-    before, said_before = standbys.set(used), _sentence.set(sentence)
-    try:
+    with set_inside(standbys, used), set_inside(_sentence, sentence):
         return view()
-    finally:
-        standbys.reset(before)
-        _sentence.reset(said_before)
 
 
 def _lag(alias: str) -> float | Exception | None:
