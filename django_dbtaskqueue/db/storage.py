@@ -26,7 +26,6 @@ STORAGE = {
 class TableOperation(Operation, ABC):
     """Changes one model's table on PostgreSQL, and nothing in the models."""
 
-    reversible = True
     category = OperationCategory.ALTERATION
     model_name: str
 
