@@ -14,8 +14,8 @@ from django.db import DatabaseError, connections
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.cron import check_timing, default_zone
-from django_dbtaskqueue.core import codecs, dotted
-from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
+from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core.exceptions import UnknownQueue, dotted, near_match
 from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db.session import alias_for

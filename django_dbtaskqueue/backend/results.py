@@ -16,9 +16,9 @@ from django.utils.crypto import constant_time_compare, salted_hmac
 
 from django_dbtaskqueue.backend import compat
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import dotted, json as json_payload
+from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
-from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.exceptions import TaskQueueError, dotted
 from django_dbtaskqueue.core.lease import Lease
 
 if TYPE_CHECKING:

@@ -12,11 +12,6 @@ __version__ = "0.1.0"
 logger = logging.getLogger("django_dbtaskqueue")  # of the whole package
 
 
-def dotted(thing: object) -> str:
-    """Return the dotted path of a class or a function; of another object that of its class, in its own module."""
-    return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
-
-
 def lazy_names(
     package: str, homes: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:

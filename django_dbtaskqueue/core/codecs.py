@@ -23,9 +23,9 @@ from itertools import count, cycle
 from typing import NotRequired, Required, TypeGuard, TypeVar
 from uuid import UUID
 
-from django_dbtaskqueue.core import dotted, masking
+from django_dbtaskqueue.core import masking
 from django_dbtaskqueue.core.durations import iso_duration, parse_duration
-from django_dbtaskqueue.core.exceptions import PayloadError, near_match
+from django_dbtaskqueue.core.exceptions import PayloadError, dotted, near_match
 from django_dbtaskqueue.core.json import path_of, short_repr
 
 NONE_TYPE = type(None)

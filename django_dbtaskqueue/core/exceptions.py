@@ -310,3 +310,8 @@ def near_match(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the closest known name, or an empty string."""
     close = get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def dotted(thing: object) -> str:
+    """Return the dotted path of a class or a function; of another object that of its class, in its own module."""
+    return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"

@@ -10,7 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from django_dbtaskqueue.core import dotted, json as json_payload, logger
+from django_dbtaskqueue.core import json as json_payload, logger
+from django_dbtaskqueue.core.exceptions import dotted
 from django_dbtaskqueue.core.masking import masked_text
 
 TRACEBACK_BYTES = 16_000

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Protocol
 
-from django_dbtaskqueue.core import dotted, logger
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import format_duration, parse_length
-from django_dbtaskqueue.core.exceptions import near_match
+from django_dbtaskqueue.core.exceptions import dotted, near_match
 from django_dbtaskqueue.core.outcomes import Fail
 
 Policy = Callable[[int, BaseException | None], timedelta | None]

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, NoReturn
 from django.core.exceptions import ImproperlyConfigured, MiddlewareNotUsed
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import dotted, logger
-from django_dbtaskqueue.core.exceptions import LeaseLost, MiddlewareError, TaskCancelled, TaskQueueError
+from django_dbtaskqueue.core import logger
+from django_dbtaskqueue.core.exceptions import LeaseLost, MiddlewareError, TaskCancelled, TaskQueueError, dotted
 from django_dbtaskqueue.core.lease import Lease
 
 Call = Callable[..., Any]  # a processor, or what a factory returns

@@ -22,17 +22,7 @@ from typing import Any
 from django.db import transaction
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import (
-    codecs,
-    context,
-    dotted,
-    exceptions,
-    json as json_payload,
-    logger,
-    outcomes,
-    retry,
-    threads,
-)
+from django_dbtaskqueue.core import codecs, context, exceptions, json as json_payload, logger, outcomes, retry, threads
 from django_dbtaskqueue.core.lease import Lease, current_lease
 from django_dbtaskqueue.core.outcomes import Decidable, Fail, Outcome, Park, Poison, Settlement, as_outcome
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER, UNREADABLE
@@ -92,7 +82,7 @@ class Processor:
     @property
     def name(self) -> str:
         """The dotted path of the function, for people to read."""
-        return dotted(self.function)
+        return exceptions.dotted(self.function)
 
     @property
     def payload_type(self) -> str | None:
