@@ -184,7 +184,7 @@ def next_due(queue: str, alias: str) -> float | None:
 def rescue_exhausted(queue: str, alias: str) -> None:
     """Write ERROR for tasks whose holder died on the last attempt: no checkout takes them again."""
     port = ManualSettlePort.of(queue, alias)
-    rescue(Session.on(alias, port.model), queue, port, keep=port.keep)
+    rescue(Session.on(alias, port.model), queue, port)
 
 
 def resume(held: Token) -> Lease:
