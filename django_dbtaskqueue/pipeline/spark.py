@@ -394,11 +394,7 @@ def _bar(stream: TextIO) -> Iterator[Progress]:
                rich.MofNCompleteColumn(), rich.TimeElapsedColumn())  # fmt: skip
     with rich.Progress(*columns, console=Console(file=stream), transient=True) as bar:
         task = bar.add_task("", total=None)
-
-        def draw(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total or None)
-
-        yield draw
+        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total or None)
 
 
 def one_paragraph(error: BaseException) -> str:

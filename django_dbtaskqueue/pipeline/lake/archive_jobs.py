@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window, functions as F
 
-from django_dbtaskqueue.core.columns import COPIED, Column as TaskColumn
+from django_dbtaskqueue.core.columns import COPIED
 from django_dbtaskqueue.core.durations import MAX_DELAY, parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
@@ -311,11 +311,6 @@ def chosen(tasks: DataFrame, options: Options) -> DataFrame:
     return tasks
 
 
-def _copied(column: TaskColumn) -> Column:
-    value = F.col(column.db)
-    return (F.make_dt_interval(secs=value) if column.type == "float8" else value).alias(column.argument)
-
-
 def _time_to_live() -> Column:
     """Return how long a task could be started after it was due. A task that has run counts as due at its creation."""
     due = F.when(F.col("total_attempt") == 0, F.greatest("create_time", "next_process_time"))
@@ -330,10 +325,11 @@ def as_new(tasks: DataFrame, to: str | None, rate: float | None) -> DataFrame:
     so many tasks become due per second from now on.
     """
     named = F.concat_ws(":", F.lit("replay"), "location", "id")
+    values = {one: F.make_dt_interval(secs=one.db) if one.type == "float8" else F.col(one.db) for one in COPIED}
     columns = [
         (F.lit(to) if to else F.col("queue_name")).alias("queue"),
         F.coalesce("reference_number", named).alias("reference"),
-        *[_copied(column) for column in COPIED],
+        *(value.alias(column.argument) for column, value in values.items()),
         _time_to_live().alias("ttl"),
         F.coalesce("finish_time", "last_update_time").alias("_ended"),
         F.col("id").alias("_id"),

@@ -184,7 +184,9 @@ class Batches:
         self._run(SET_LOCK_TIMEOUT)
         facts = {"first_id": batch.first_id, "last_id": batch.last_id, **self._params(batch.filters)}
         found = self._run(self.of[batch.source].remove_old.format(older=older(horizon)), **facts)
-        if tuple(map(int, found[0])) != _checksums(keys):
+        ids, totals = (keys[name].to_numpy() for name in ("id", "total_attempt"))
+        sums = len(ids), int(ids.sum(dtype=object)), int(np.bitwise_xor.reduce(ids)), int(totals.sum(dtype=object))
+        if tuple(map(int, found[0])) != sums:
             raise psycopg.Rollback  # a row was written to after it was exported
         removed = 0
         if attempts.num_rows:
@@ -229,12 +231,6 @@ class Batches:
             return self.link.run(sql, values)
         except MISSING_TABLE_ERRORS as error:
             raise PipelineError(f"{self.database!r} cannot be archived: {error}. Run manage.py migrate.") from error
-
-
-def _checksums(keys: pa.Table) -> tuple[int, int, int, int]:
-    """Return what `ArchiveStatements.remove_old` returns if it deleted exactly these tasks."""
-    ids, attempts = (keys[name].to_numpy() for name in ("id", "total_attempt"))
-    return len(ids), int(ids.sum(dtype=object)), int(np.bitwise_xor.reduce(ids)), int(attempts.sum(dtype=object))
 
 
 @contextmanager

@@ -314,17 +314,13 @@ def fleet(context: Context) -> tuple[int, int]:
 def _unusual_hours(rows: reports.Rows, queue: str, threshold: float, zone: tzinfo) -> Iterator[Anomaly]:
     own = {row["hour"].astimezone(UTC): row for row in rows if row["queue"] == queue}
     hours = (min(own) + ONE_HOUR * step for step in range((max(own) - min(own)) // ONE_HOUR + 1))
-
-    def chance(hour: datetime, usual: float) -> float:
-        return math.sqrt(max(usual * (1 - usual), 0.01) / float(own[hour]["ended"]))
-
     arrivals = {hour: own[hour]["arrived"] if hour in own else 0 for hour in hours}
     waits = {hour: row["wait_p95"] for hour, row in own.items() if row["wait_p95"] is not None}
     failures = {hour: row["failure_rate"] for hour, row in own.items() if row["ended"]}
     measures: dict[str, tuple[dict[datetime, float], Deviation]] = {
         "arrivals": (arrivals, lambda _hour, usual: math.sqrt(max(usual, 1))),
         "wait_p95": (waits, lambda _hour, usual: 0.1 * usual + 1),
-        "failure_rate": (failures, chance),
+        "failure_rate": (failures, lambda hour, usual: math.sqrt(max(usual * (1 - usual), 0.01) / own[hour]["ended"])),
     }
     for measure, (values, least) in measures.items():
         yield from anomalies(queue, measure, values, least=least, threshold=threshold, zone=zone)
@@ -470,7 +466,8 @@ def anomalies(
     ``least(hour, usual)`` is the smallest standard deviation.
     """
     seasons: dict[tuple[str, int], list[float]] = defaultdict(list)
-    keys = {hour: _keys(hour.astimezone(zone)) for hour in values}
+    local = {hour: hour.astimezone(zone) for hour in values}
+    keys = {hour: (("week", _hour_of_week(one)), ("day", one.hour), ("all", 0)) for hour, one in local.items()}
     for hour, value in values.items():
         for key in keys[hour]:
             seasons[key].append(value)
@@ -483,7 +480,3 @@ def anomalies(
         score = (value - usual) / max(spread, least(hour, usual), 1e-12)
         if abs(score) >= threshold:
             yield Anomaly(queue, hour, measure, value, usual, score)
-
-
-def _keys(hour: datetime) -> tuple[tuple[str, int], ...]:
-    return ("week", hour.weekday() * 24 + hour.hour), ("day", hour.hour), ("all", 0)

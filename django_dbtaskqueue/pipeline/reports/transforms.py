@@ -40,11 +40,6 @@ def normalised(message: Column) -> Column:
     return F.substring(F.trim(message), 1, MAX_MESSAGE_PATTERN_CHARS)
 
 
-def last_line(text: Column) -> Column:
-    """Return the last line that is not empty: of a traceback, the exception."""
-    return F.regexp_extract(F.rtrim(text, F.lit(" \n\r\t")), r"([^\n]*)\z", 1)
-
-
 def failure_clusters(tasks: DataFrame, attempts: DataFrame, *by: str) -> DataFrame:
     """Return the failures by queue and normalised message, and by further columns of both. They add up.
 
@@ -54,7 +49,9 @@ def failure_clusters(tasks: DataFrame, attempts: DataFrame, *by: str) -> DataFra
 
     def failures(rows: DataFrame, text: Column, ended: int) -> DataFrame:
         queue, time = F.col("queue_name").alias("queue"), F.col("finish_time").alias("time")
-        return rows.select(*by, queue, last_line(text).alias("text"), time, F.lit(ended).alias("ended"))
+        # The last line that is not empty: of a traceback, the exception.
+        said = F.regexp_extract(F.rtrim(text, F.lit(" \n\r\t")), r"([^\n]*)\z", 1).alias("text")
+        return rows.select(*by, queue, said, time, F.lit(ended).alias("ended"))
 
     kind, nothing = F.regexp_replace("error_type", r"^builtins\.", ""), F.lit("")
     given_up = tasks.where(F.col("status").isin(str(ERROR), str(POISON)))

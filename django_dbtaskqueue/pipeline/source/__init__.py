@@ -29,7 +29,6 @@ from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.pipeline.database import DEFAULT_LOCATION, Database, Link, Params
 
 if TYPE_CHECKING:
-    from adbc_driver_manager.dbapi import Connection
     from pyspark.sql import DataFrame, SparkSession
 
     from django_dbtaskqueue.pipeline.source.staging import TaskWriter, write_tasks
@@ -404,29 +403,21 @@ def copied(
         from psycopg import sql  # the processes that plan a read do without
 
         query = query % {name: sql.Literal(value).as_string(None) for name, value in params.items()}
-    with closing(database.connect_arrow()) as connection:
+    with closing(database.connect_arrow()) as connection, connection.cursor() as cursor:
         if snapshot is not None:
-            _join(connection, snapshot)
-        with connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(ADBC_BATCH_BYTES)})
-            cursor.execute(query)
-            for batch in cursor.fetch_record_batch():
-                columns = [column.cast(one.type) for column, one in zip(batch.columns, schema, strict=True)]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _join(connection: Connection, snapshot: str) -> None:
-    from adbc_driver_manager import Error
-
-    with connection.cursor() as cursor:
-        cursor.execute(f"BEGIN {READ_ONE_STATE}")
-        try:
-            cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
-        except Error as error:
-            raise PipelineError(
-                f"The snapshot {snapshot!r} is gone ({str(error).strip()}). Use the DataFrame inside its `with "
-                "open_snapshot(database) as snapshot:` block, on the same server and database."
-            ) from None
+            cursor.execute(f"BEGIN {READ_ONE_STATE}")
+            try:
+                cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+            except connection.Error as error:
+                raise PipelineError(
+                    f"The snapshot {snapshot!r} is gone ({str(error).strip()}). Use the DataFrame inside its `with "
+                    "open_snapshot(database) as snapshot:` block, on the same server and database."
+                ) from None
+        cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(ADBC_BATCH_BYTES)})
+        cursor.execute(query)
+        for batch in cursor.fetch_record_batch():
+            columns = [column.cast(one.type) for column, one in zip(batch.columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class Snapshot(NamedTuple):

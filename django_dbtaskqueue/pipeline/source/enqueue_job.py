@@ -276,7 +276,10 @@ class Load(NamedTuple):
         found = [match for (entry,) in entries if (match := LEDGER_ENTRY.fullmatch(entry[len(prefix) :]))]
         chunks, size = (int(found[-1][1]), _chunk_rows(context)) if found else _chunks(context, tasks)
         context.progress("comparing rows", 0, 0)
-        contents = _contents(tasks, chunks, context.options["queue"])
+        row = _row_hash(tasks)
+        content = F.sum(F.xxhash64(row, F.lit(context.options["queue"])).cast("decimal(38,0)"))
+        sums = tasks.groupBy(F.pmod(row, F.lit(chunks))).agg(F.count("*"), content).collect()
+        contents = {number: (rows, int(total)) for number, rows, total in sums}
         stored = {int(match[5]): match for match in found if int(match[1]) == chunks}
         load = cls(prefix, chunks, size, contents, stored)
         load._compare(context.options["resume"], {batch: match for batch, match in stored.items() if match[2]})
@@ -301,13 +304,6 @@ class Load(NamedTuple):
         )
 
 
-def _contents(tasks: DataFrame, chunks: int, queue: str | None) -> dict[int, tuple[int, int]]:
-    row = _row_hash(tasks)
-    content = F.sum(F.xxhash64(row, F.lit(queue)).cast("decimal(38,0)"))
-    sums = tasks.groupBy(_chunk(row, chunks)).agg(F.count("*"), content).collect()
-    return {number: (rows, int(total)) for number, rows, total in sums}
-
-
 def _chunk_rows(context: Context) -> int:
     """Return the rows of one chunk; 0 if all rows are one."""
     options = context.options
@@ -325,13 +321,9 @@ def _chunks(context: Context, tasks: DataFrame) -> tuple[int, int]:
 
 def _split(tasks: DataFrame, chunks: int) -> Iterable[DataFrame]:
     """Return the rows in chunks. A row's content decides its chunk, so that it is the same in every run."""
-    chunk = _chunk(_row_hash(tasks), chunks)
+    chunk = F.pmod(_row_hash(tasks), F.lit(chunks))
     return (tasks.where(chunk == number) for number in range(chunks)) if chunks > 1 else [tasks]
 
 
 def _row_hash(tasks: DataFrame) -> Column:
     return F.xxhash64(*(F.to_json(F.struct(name)) for name in tasks.columns if name != ROW))
-
-
-def _chunk(row: Column, chunks: int) -> Column:
-    return F.pmod(row, F.lit(chunks))

@@ -359,7 +359,9 @@ def _filled(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str, p
 
 def _faults(name: str, column: pa.Array, rules: Rules) -> Iterable[tuple[int, str]]:
     if name in JSONS:
-        return _json_faults(name, column, rules.limits)
+        texts = ((row, text) for row, text in enumerate(column.to_pylist()) if text is not None)
+        reasons = ((row, json_fault(text, rules.limits, mapping=name == "context")) for row, text in texts)
+        return [(row, reason) for row, reason in reasons if reason]
     if name in STAGED_TEXTS:
         return _text_faults(name, column, rules)
     least, most, kind = BOUNDS[name]
@@ -382,12 +384,6 @@ def _text_faults(name: str, column: pa.Array, rules: Rules) -> list[tuple[int, s
         names = ", ".join(sorted(rules.queues))
         faults += _said(pc.invert(known), lambda row: f"{column[row].as_py()!r} is unknown. Known: {names}")
     return faults
-
-
-def _json_faults(name: str, column: pa.Array, limits: json_payload.Limits) -> list[tuple[int, str]]:
-    texts = ((row, text) for row, text in enumerate(column.to_pylist()) if text is not None)
-    reasons = ((row, json_fault(text, limits, mapping=name == "context")) for row, text in texts)
-    return [(row, reason) for row, reason in reasons if reason]
 
 
 def json_fault(text: str, limits: json_payload.Limits, *, mapping: bool = False) -> str | None:

@@ -166,7 +166,13 @@ def finish(plan: Plan, parts: Sequence[Part]) -> WriteReport:
     Raises `DuplicateTask` for a taken reference and `PipelineError` for bad rows; then nothing is written.
     """
     try:
-        _check(plan, parts)
+        if (rejected := sum(part.rejected for part in parts)) and not plan.reject:
+            first = next(reject for part in parts for reject in part.rejects)
+            raise PipelineError(
+                f'{rejected:,} rows cannot be enqueued (on_invalid="error"), so nothing was written. The first, '
+                f"{f'in line {first.line} of {first.file}' if first.file else f'with reference {first.reference!r}'}: "
+                f'{first.reason}. Correct them, or set them aside with on_invalid="reject" or --rejects FILE.'
+            )
         with plan.database.open() as link:
             report = (_foreseen if plan.dry_run else _move)(plan, link, parts, sum(part.rows for part in parts))
             if link.postgresql and report.enqueued and not plan.dry_run:
@@ -186,16 +192,6 @@ def _foreseen(plan: Plan, link: Link, parts: Sequence[Part], staged: int) -> Wri
     if new < staged and not plan.ignore:
         raise _duplicate(plan, link, params)
     return WriteReport(new, staged - new)
-
-
-def _check(plan: Plan, parts: Sequence[Part]) -> None:
-    if (rejected := sum(part.rejected for part in parts)) and not plan.reject:
-        first = next(reject for part in parts for reject in part.rejects)
-        raise PipelineError(
-            f'{rejected:,} rows cannot be enqueued (on_invalid="error"), so nothing was written. The first, '
-            f"{f'in line {first.line} of {first.file}' if first.file else f'with reference {first.reference!r}'}: "
-            f'{first.reason}. Correct them, or set them aside with on_invalid="reject" or --rejects FILE.'
-        )
 
 
 def _move(plan: Plan, link: Link, parts: Sequence[Part], staged: int) -> WriteReport:
