@@ -60,12 +60,13 @@ def test_every_status_job_and_system_check_has_its_place() -> None:
     assert marked == ["every", *JOBS]
     documented = {row[0].strip("`") for row in table(page("reference/errors.md"), "## System checks")}
     texts = [Path(str(module.__file__)).read_text() for module in (checks, schedules)]
-    assert documented == set(re.findall(r'id="(dbtaskqueue\.[EW]\d+)"', "".join(texts)))
+    assert documented == set(re.findall(r'"(dbtaskqueue\.[EW]\d+)"', "".join(texts)))
 
 
 def test_the_page_of_reasons_has_each_code() -> None:
     tree = ast.parse((REPOSITORY / "django_dbtaskqueue" / "operations" / "explain.py").read_text())
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Explanation"]
+    makers = ("Explanation", "_because")
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in makers]
     given = {str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant)}
     rows = table(page("howto/why-a-task-does-not-run.md"), "## The reasons")
     others = {"sleeping", "signal", "max_running", "rate"}  # which other functions return

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 from django_dbtaskqueue import enqueue_many, queue
 from django_dbtaskqueue.api.prometheus import DATABASE_METRICS, exposition
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.metrics import Exposition, text_of
+from django_dbtaskqueue.metrics import Exposition, exposed
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Schedule
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.poller.process.probe_port import POLLER_METRICS
@@ -154,7 +154,7 @@ def test_the_number_of_queries_does_not_grow_with_the_queues(settings: Any) -> N
 def test_a_histogram_is_cumulative_and_ends_with_all() -> None:
     found = Exposition(POLLER_METRICS)
     found.add_histogram("dbtaskqueue_poller_run_seconds", {0: 2, 8: 1, 9: 3, 96: 4}, 5.5, QUEUE)
-    samples = scraped(text_of([found], "")[0].decode())
+    samples = scraped(exposed([found], "")[0].decode())
     name = "dbtaskqueue_poller_run_seconds"
     assert [samples[f"{name}_bucket", QUEUE, end] for end in ("0.001", "0.00316", "+Inf")] == [3, 6, 10]
     assert (samples[f"{name}_count", QUEUE], samples[f"{name}_sum", QUEUE]) == (10, 5.5)
