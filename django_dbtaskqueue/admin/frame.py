@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from django.contrib import admin, messages
@@ -31,16 +31,10 @@ from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import Session, is_task_table, migrated, model_named
+from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.permissions import APP, VIEW_PAYLOAD, Actor, V, Verb, can_operate, narrow
 from django_dbtaskqueue.operations.serializers import MAX_WHOLE_NUMBER, is_storable
-
-if TYPE_CHECKING:
-    from django_stubs_ext import StrOrPromise
-
-    ModelAdmin = admin.ModelAdmin[Any]
-else:
-    ModelAdmin = admin.ModelAdmin
 
 REFRESH_INTERVALS_S = (2, 5, 15, 60)
 LIVE_KEY = "_live"  # the query key that asks for the part of a page that refreshes
@@ -100,7 +94,7 @@ def list_in_order(site: admin.AdminSite) -> None:
     site.get_app_list = get_app_list  # type: ignore[method-assign]
 
 
-def frame_of(page: ModelAdmin, request: HttpRequest) -> dict[str, Any]:
+def frame_of(page: ReadOnlyAdmin, request: HttpRequest) -> dict[str, Any]:
     """Return the context of the frame of a page: navigation, refresh intervals, shortcuts."""
     site = page.admin_site
     texts = {  # what the browser fills in
@@ -131,7 +125,7 @@ OWN_WRITES_S = 10  # after a change a user reads from the primary this long, so 
 
 
 def show(
-    page: ModelAdmin, request: HttpRequest, templates: Sequence[str], context: Callable[[], Mapping[str, Any]]
+    page: ReadOnlyAdmin, request: HttpRequest, templates: Sequence[str], context: Callable[[], Mapping[str, Any]]
 ) -> HttpResponse:
     """Return a page, or its part that refreshes when that was asked for, by the first of the templates that is there.
 
@@ -158,7 +152,7 @@ def show(
         return _no_answer(page, request, {"title": _("This takes too long"), "message": message, "plain": request.path})
 
 
-def when_migrated(page: ModelAdmin, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+def when_migrated(page: ReadOnlyAdmin, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
     """Return a view that says what is wrong: no tables, settings that cannot be read, or what the user may not do.
 
     A page is read from a standby if there is one.
@@ -185,8 +179,8 @@ def when_migrated(page: ModelAdmin, view: Callable[..., HttpResponse]) -> Callab
     return entry
 
 
-def _no_answer(page: ModelAdmin, request: HttpRequest, context: dict[str, Any], *, status: int = 503) -> HttpResponse:
-    filled = {**frame_of(page, request), **context}
+def _no_answer(page: ReadOnlyAdmin, request: HttpRequest, facts: dict[str, Any], *, status: int = 503) -> HttpResponse:
+    filled = {**frame_of(page, request), **facts}
     response = TemplateResponse(request, "admin/dbtaskqueue/too_slow.html", filled, status=status)
     response.headers["Retry-After"] = "60"  # for the browser's automatic refresh
     return response.render()
@@ -205,7 +199,7 @@ def _fragment(request: HttpRequest, response: HttpResponse, as_of: datetime) -> 
     return response
 
 
-class ReadOnlyAdmin(ModelAdmin):
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django cannot say the type of its rows
     """A list and a detail page for tables of any size. No user adds, changes or deletes a row by hand."""
 
     actions: Any = None
@@ -214,7 +208,7 @@ class ReadOnlyAdmin(ModelAdmin):
     long_columns: tuple[str, ...] = ()  # not read for a list
     secrets: tuple[str, ...] = ()  # boxes for users who may see payloads
     page_lines: tuple[str, ...] = ()  # facts on the page of a row
-    hints: ClassVar[dict[str, StrOrPromise]] = {}  # what a column's head says when it is pointed at
+    hints: ClassVar[dict[str, permissions.Text]] = {}  # what a column's head says when it is pointed at
     list_template = "list"
     detail_template = "detail"
     row_keys: tuple[str, ...] = ()  # by which the forms of a row's page name it, beside those of the verbs
