@@ -152,16 +152,14 @@ class QueueHandle:
 
     def token(self, task: Lease) -> str:
         """Return text that stands for the lease in any process with the same SECRET_KEY. Treat it as a secret."""
-        lease = self._held(task)
-        held = leases.Token(lease.port.alias, lease.queue, lease.id, lease.total_attempt)
-        return leases.SIGNER.sign_object(held)
+        return leases.token_of(self._held(task))
 
     def from_token(self, token: str) -> Lease:
         """Return the lease a token stands for. Raises ``LeaseLost`` when it is gone."""
-        held = leases.read_token(token)
-        if held.queue != self.name or held.alias not in self._aliases():
-            raise TaskQueueError(f"The token is of queue {held.queue!r} on database {held.alias!r}, not of {self}.")
-        return leases.resume(held)
+        alias, queue, *lease = leases.read_token(token)
+        if queue != self.name or alias not in self._aliases():
+            raise TaskQueueError(f"The token is of queue {queue!r} on database {alias!r}, not of {self}.")
+        return leases.resume(alias, queue, *lease)
 
     def peek(self, id: int) -> Task | None:
         """Return a task without changing it; None when there is none with this id."""
@@ -340,9 +338,9 @@ class QueueHandle:
 
     def _poll(self, aliases: tuple[str, ...], group: str | None) -> Lease | None:
         for alias in random.sample(aliases, len(aliases)):
-            instance = _instance(os.getpid())
-            if task := leases.take_one(self.name, alias, poller_instance=instance, tags=self.tags, group=group):
-                return task
+            port, instance = leases.port_of(ManualSettlePort, self.name, alias), _instance(os.getpid())
+            if taken := leases.take(self.name, port, poller_instance=instance, tags=self.tags, group=group):
+                return taken[0]
             if (now := clock.monotonic()) >= _next_rescue.get((alias, self.name), 0.0):
                 if len(_next_rescue) >= MAX_REMEMBERED_QUEUES:
                     _next_rescue.clear()
@@ -368,7 +366,7 @@ class QueueHandle:
 
     def _port(self, lease: Lease) -> ManualSettlePort:
         port = lease.port
-        return port if isinstance(port, ManualSettlePort) else ManualSettlePort.of(self.name, port.alias)
+        return port if isinstance(port, ManualSettlePort) else leases.port_of(ManualSettlePort, self.name, port.alias)
 
     def _settle(self, task: Lease | str, outcome: Outcome) -> None:
         lease = self._held(task)
@@ -397,6 +395,4 @@ def _sees_news(alias: str) -> bool:
         return True
     if connection.vendor != "postgresql":
         return False
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW transaction_isolation")
-        return bool(cursor.fetchone()[0] == "read committed")
+    return bool(Session.on(alias).run("SHOW transaction_isolation", {})[0][0] == "read committed")

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from django.core.signing import BadSignature, Signer
 
@@ -49,7 +49,7 @@ class PullPort(SettlePort):
         if self.log_level:
             for lease in leases:
                 lease.begun = clock.monotonic()
-            notify.on_commit(Session.on(self.alias).connection, partial(observe.taken, leases))
+            notify.on_commit(self.session.connection, partial(observe.taken, leases))
 
 
 class ManualSettlePort(PullPort):
@@ -57,61 +57,40 @@ class ManualSettlePort(PullPort):
 
     calls: ClassVar[Mapping[str, str]] = {"retry": "fail", "reenqueue": "release", "poison": "bury"}
 
-    @classmethod
-    def of(cls, queue: str, alias: str) -> ManualSettlePort:
-        return port_of(cls, queue, alias, queue_settings(queue, alias))
-
     def release(self, lease: Lease) -> None:
         """Give the task back uncharged, in its place, or raise ``LeaseLost``."""
-        session = Session.on(self.alias, self.model)
+        session = self.session
         self._settle(session, [(lease, Release())])
         notify.after_commit(session.connection, lease.queue)
 
 
-def port_of(kind: type[P], queue: str, alias: str, settings: conf.QueueSettings) -> P:
+def port_of(kind: type[P], queue: str, alias: str) -> P:
     """Return a port of a queue on one database, with the runtime override of ``reenqueue`` if there is one."""
-    port = kind(alias, model_for(queue), key=queue)
+    port, settings = kind(alias, model_for(queue), key=queue), queue_settings(queue, alias)
     port.follow(settings)
     if settings.reenqueue is not conf.default_settings(queue).reenqueue:
         port.reenqueue = settings.reenqueue
     return port
 
 
-def apply_retry_override(task: Lease, settings: conf.QueueSettings) -> None:
-    """Let the runtime override of the retry policy win over the processor's declaration."""
-    if settings.retry is not conf.default_settings(task.queue).retry:
-        task.policy = settings.retry
+def token_of(lease: Lease) -> str:
+    """Return a lease as text, signed with SECRET_KEY: a process that has the text holds the lease."""
+    return SIGNER.sign_object((lease.port.alias, lease.queue, lease.id, lease.total_attempt))
 
 
-class Token(NamedTuple):
-    """A lease as text can hold it, signed with SECRET_KEY: a process that has the text holds the lease."""
-
-    alias: str
-    queue: str
-    id: int
-    total_attempt: int
-
-
-def read_token(text: str) -> Token:
-    """Return what was signed; raise ``TaskQueueError`` for any other text."""
+def read_token(text: str) -> tuple[str, str, int, int]:
+    """Return (alias, queue, id, total_attempt) of a token; raise ``TaskQueueError`` for any other text."""
     try:
-        return Token(*SIGNER.unsign_object(text))
+        alias, queue, task_id, total_attempt = SIGNER.unsign_object(text)
     except (BadSignature, TypeError, ValueError):
         raise TaskQueueError(
             f"{text!r:.80} is not the token of a lease: pass what queue(…).token(lease) returned, unchanged, to a "
             "process with the same SECRET_KEY."
         ) from None
+    return alias, queue, task_id, total_attempt
 
 
-def checkout(
-    queue: str,
-    *,
-    poller_instance: str,
-    limit: int = 1,
-    lease: timedelta | None = None,
-    tags: Sequence[str] = (),
-    using: str | None = None,
-) -> list[Lease]:
+def checkout(queue: str, *, limit: int = 1, using: str | None = None, **options: Any) -> list[Lease]:
     """Take at most ``limit`` due tasks under a lease; see ``TaskManager.checkout``.
 
     A task whose payload cannot be decoded is settled as ERROR at once and left out.
@@ -119,52 +98,36 @@ def checkout(
     if limit < 1:
         return []
     for alias in random.sample(aliases := aliases_of(queue, using), len(aliases)):
-        settings = queue_settings(queue, alias)
-        port = port_of(PullPort, queue, alias, settings)
-        taken = take(queue, port, settings, poller_instance=poller_instance, limit=limit, lease=lease, tags=tags)
-        port.log_taken(taken)
-        if fitting := [task for task in taken if _fit(task, settings)]:
-            return fitting
+        if taken := take(queue, port_of(PullPort, queue, alias), limit=limit, **options):
+            return taken
     return []
 
 
 def take(
     queue: str,
-    port: SettlePort,
-    settings: conf.QueueSettings,
+    port: PullPort,
     *,
     poller_instance: str,
     limit: int = 1,
     lease: timedelta | None = None,
     tags: Sequence[str] = (),
-    strategy: stage.Strategy | None = None,
+    group: str | None = None,
 ) -> list[Lease]:
-    """Take the first due tasks on the port's database; their payloads are still text."""
-    session, limiter = Session.on(port.alias, port.model), Limiter.of(queue, settings)
-    due = stage.Checkout(session, poller_instance, lease or settings.lease, tags)
-    strategy = strategy or stage.strategy_for(session, settings.strategy)
-    while True:
-        cursor = ScanCursor(queue, settings.max_wait)
-        taken = due.take([QueueShare(cursor, limit, port=port, strategy=strategy, limiter=limiter)], limit)
-        if taken or limiter is None or not limiter.put_off:  # behind tasks whose groups must wait there are others
-            return taken
-
-
-def take_one(
-    queue: str, alias: str, *, poller_instance: str, tags: Sequence[str] = (), group: str | None = None
-) -> Lease | None:
-    """Take the first due task that can be processed, or None; settle the tasks before it that cannot.
+    """Take the first due tasks on the port's database that can be processed; settle those that cannot.
 
     ``group``: of one group only.
     """
-    settings, port = queue_settings(queue, alias), ManualSettlePort.of(queue, alias)
-    strategy = None if group is None else stage.FromGroup(group)
-    while taken := take(queue, port, settings, poller_instance=poller_instance, tags=tags, strategy=strategy):
-        (task,) = taken
+    settings, session = queue_settings(queue, port.alias), port.session
+    strategy = stage.strategy_for(session, settings.strategy) if group is None else stage.FromGroup(group)
+    due, limiter = stage.Checkout(session, poller_instance, lease or settings.lease, tags), Limiter.of(queue, settings)
+    while True:
+        cursor = ScanCursor(queue, settings.max_wait)
+        taken = due.take([QueueShare(cursor, limit, port=port, strategy=strategy, limiter=limiter)], limit)
         port.log_taken(taken)
-        if _fit(task, settings):
-            return task
-    return None
+        fitting = [task for task in taken if _fit(task, settings)]
+        # Behind tasks that cannot be processed, or whose groups must wait, there are others.
+        if fitting or not (taken or (limiter is not None and limiter.put_off)):
+            return fitting
 
 
 def is_ready(queue: str, alias: str, *, tags: Sequence[str], group: str | None) -> bool:
@@ -183,20 +146,19 @@ def next_due(queue: str, alias: str) -> float | None:
 
 def rescue_exhausted(queue: str, alias: str) -> None:
     """Write ERROR for tasks whose holder died on the last attempt: no checkout takes them again."""
-    port = ManualSettlePort.of(queue, alias)
-    rescue(Session.on(alias, port.model), queue, port)
+    port = port_of(ManualSettlePort, queue, alias)
+    rescue(port.session, queue, port)
 
 
-def resume(held: Token) -> Lease:
+def resume(alias: str, queue: str, task_id: int, total_attempt: int) -> Lease:
     """Return the lease that a token stands for; raise ``LeaseLost`` when it is gone."""
-    port = ManualSettlePort.of(held.queue, held.alias)
-    session = Session.on(port.alias, port.model)
-    rows = json.dumps([{"task_id": held.id, "token": held.total_attempt}])
-    if not (found := session.run(session.sql.held_leases, {"rows": rows})):
-        raise LeaseLost(held.id, held.total_attempt, "from_token")
+    port = port_of(ManualSettlePort, queue, alias)
+    rows = json.dumps([{"task_id": task_id, "token": total_attempt}])
+    if not (found := port.session.run(port.session.sql.held_leases, {"rows": rows})):
+        raise LeaseLost(task_id, total_attempt, "from_token")
     *columns, left = found[0]
     (task,) = stage.leases([tuple(columns)], port, clock.monotonic() + left)
-    prepare(task, _processor(task, queue_settings(held.queue, held.alias)))
+    prepare(task, _processor(task, queue_settings(queue, alias)))
     return task
 
 
@@ -211,6 +173,7 @@ def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
 
 def _processor(task: Lease, settings: conf.QueueSettings) -> Processor:
     """Return the processor of the task, for the type of the payload and the retry policy."""
-    apply_retry_override(task, settings)
+    if settings.retry is not conf.default_settings(task.queue).retry:  # an override at runtime wins
+        task.policy = settings.retry
     known = registry.find(task.queue, task.payload_type)
     return known or Processor(task.queue, lambda _: None, policy=settings.retry)
