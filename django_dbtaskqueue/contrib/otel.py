@@ -8,10 +8,9 @@ processor does is a child of its attempt. Payloads are in no span; error texts a
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable
-from threading import Lock
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from opentelemetry import context as otel_context, metrics, trace
 from opentelemetry.metrics import MeterProvider
@@ -31,7 +30,6 @@ __all__ = ["instrument", "uninstrument"]
 
 SCOPE = "django_dbtaskqueue"
 SYSTEM = "dbtaskqueue"
-MAX_OPEN_SPANS = 10_000  # of attempts that have started; a task that is given back then ends no span by itself
 PROPAGATOR = TraceContextTextMapPropagator()
 Attributes = dict[str, str | int]
 T = TypeVar("T")
@@ -48,9 +46,9 @@ class Instrumentation(signals.Listener):
         self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Tasks enqueued")
         self._process = meter.create_histogram(of_process, "s", "Duration of attempts until their outcome is stored")
         self._consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Attempts started")
-        # Of each attempt that runs: its span, and when that began by the clock of this process.
-        self._open: OrderedDict[tuple[object, ...], tuple[Span, float]] = OrderedDict()
-        self._lock = Lock()
+        # Of each attempt that runs: its span, and when that began by the clock of this process. They go with the lease
+        # of a task that is given back.
+        self._open = WeakKeyDictionary[Lease, tuple[Span, float]]()
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
@@ -99,11 +97,7 @@ class Instrumentation(signals.Listener):
             [Link(link)] if link.is_valid else [],
         )  # fmt: skip
         _continue(task, span)
-        with self._lock:
-            self._open[_key(task)] = span, clock.monotonic()
-            left = self._open.popitem(last=False)[1] if len(self._open) > MAX_OPEN_SPANS else None
-        if left is not None:
-            left[0].end()
+        self._open[task] = span, clock.monotonic()
         self._consumed.add(1, common)
 
     def executed(self, task: Lease, outcome: Outcome | None) -> None:
@@ -114,8 +108,7 @@ class Instrumentation(signals.Listener):
         self._settled(task, "lost" if isinstance(error, LeaseLost) else "failed", error)
 
     def _settled(self, task: Lease, outcome: str, error: BaseException | str | None = None) -> None:
-        with self._lock:
-            found = self._open.pop(_key(task), None)
+        found = self._open.pop(task, None)
         if found is None:
             return
         span, began = found
@@ -156,10 +149,6 @@ def _attributes(queue: str, name: str, kind: str) -> Attributes:
         "messaging.operation.name": name,
         "messaging.operation.type": kind,
     }
-
-
-def _key(task: Lease) -> tuple[object, ...]:
-    return task.port.key, task.id, task.total_attempt
 
 
 def _continue(task: Lease, span: Span) -> None:

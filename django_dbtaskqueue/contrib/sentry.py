@@ -7,9 +7,8 @@ A schedule that the code declares is a monitor, and each attempt of one of its t
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
-from threading import Lock
 from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 import sentry_sdk
 from sentry_sdk.crons import capture_checkin
@@ -28,25 +27,19 @@ __all__ = ["report"]
 
 SCHEDULED_REFERENCE = re.compile(r"(.+)@\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")  # the reference of a schedule's task
 MASKED_PARTS = ("exception", "logentry", "message", "extra", "contexts", "breadcrumbs")  # of an event
-MAX_OPEN_CHECK_INS = 1000
 
 
 class Reporter(signals.Listener):
     """Tells Sentry of failed attempts and of schedules."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[tuple[object, ...], str | None] = OrderedDict()  # check-ins by attempt
-        self._lock = Lock()
+        self._open = WeakKeyDictionary[Lease, str | None]()  # check-ins of attempts; of one given back it goes with it
 
     def started(self, task: Lease) -> None:
         found = _monitor(task)
         if found is not None:
             slug, config = found
-            check_in = capture_checkin(monitor_slug=slug, status="in_progress", monitor_config=config)
-            with self._lock:
-                self._open[_key(task)] = check_in
-                if len(self._open) > MAX_OPEN_CHECK_INS:
-                    self._open.popitem(last=False)
+            self._open[task] = capture_checkin(monitor_slug=slug, status="in_progress", monitor_config=config)
 
     def executed(self, task: Lease, outcome: Outcome) -> None:
         self._check_in(task, "ok")
@@ -68,8 +61,7 @@ class Reporter(signals.Listener):
                 sentry_sdk.capture_exception(error)
 
     def _check_in(self, task: Lease, status: str) -> None:
-        with self._lock:
-            check_in = self._open.pop(_key(task), None)
+        check_in = self._open.pop(task, None)
         found = _monitor(task) if check_in is not None else None
         if found is not None:
             capture_checkin(monitor_slug=found[0], check_in_id=check_in, status=status, monitor_config=found[1])
@@ -84,10 +76,6 @@ def report() -> None:
     Call it once in each process, after ``sentry_sdk.init``; a second call changes nothing.
     """
     signals.register(_reporter)
-
-
-def _key(task: Lease) -> tuple[object, ...]:
-    return task.port.key, task.id, task.total_attempt
 
 
 def _monitor(task: Lease) -> tuple[str, MonitorConfig] | None:

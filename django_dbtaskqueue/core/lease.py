@@ -81,7 +81,7 @@ class Port(Protocol):
     def parents(self, lease: Lease) -> Any: ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Lease:
     """One attempt of one task, held until ``lease_until`` and fenced by ``total_attempt``.
 
