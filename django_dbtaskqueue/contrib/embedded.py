@@ -341,9 +341,7 @@ def _copied(binaries: Binaries, root: Path) -> Binaries:
         for part in (installed, installed.parent / ".dylibs", site / f"{installed.parent.name}.libs"):
             if part.exists():
                 shutil.copytree(part, half / part.relative_to(site), symlinks=True)
-        for path in (half, *half.rglob("*")):
-            if not path.is_symlink():  # all may read, and run what its owner may run
-                path.chmod(path.stat().st_mode | (0o555 if path.stat().st_mode & 0o100 else 0o444))
+        subprocess.run(["/bin/chmod", "-R", "a+rX", half], check=True)  # all may read, and run what its owner may run
         half.rename(target)
     return Binaries(target / binaries.folder.relative_to(site), binaries.version)
 
