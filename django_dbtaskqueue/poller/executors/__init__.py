@@ -9,7 +9,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -219,14 +219,11 @@ class Executor:
         database_use.set(DatabaseUse())
         now = clock.monotonic()
         held = [lease for lease in job.leases if now < lease.deadline]
-        if len(held) < len(job.leases):
-            for lease in job.leases:
-                if now >= lease.deadline:
-                    self._finish(Done(lease, Release(), 0.0), idle=True)
-            if not held:
-                self._put_first(self._limiter.release(job.processor, None))
-                return None
-            job = job._replace(lease=held[0], rest=tuple(held[1:]))
+        self._release(set(job.leases).difference(held))
+        if not held:
+            self._put_first(self._limiter.release(job.processor, None))
+            return None
+        job = job._replace(lease=held[0], rest=tuple(held[1:]))
         for lease in held:
             observe.started(lease, job.processor)
         self.runs[slot] = run = Run(job, now)
@@ -240,6 +237,11 @@ class Executor:
         if not self._is_late(run):
             for done in done_by_lease(run.job, settlements, seconds):
                 self._finish(done, idle=not self.todo)
+
+    def _release(self, leases: Iterable[Lease]) -> None:
+        """Give back tasks that have not started, uncharged."""
+        for lease in leases:
+            self._finish(Done(lease, Release(), 0.0), idle=True)
 
     def _put_first(self, jobs: list[Job]) -> None:
         """Put jobs that the limiter admitted before all others."""

@@ -37,7 +37,7 @@ from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement,
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all, perform_all_async
-from django_dbtaskqueue.poller.executors import LOST, Answer, ConcurrencyLimiter, Done, Finish, Job, Run, stopped
+from django_dbtaskqueue.poller.executors import LOST, Answer, ConcurrencyLimiter, Finish, Job, Run, stopped
 from django_dbtaskqueue.poller.executors.pool import applied, portable, run_here
 from django_dbtaskqueue.poller.executors.thread import Doubt, ThreadExecutor, check
 
@@ -460,8 +460,7 @@ class IsolatedExecutor(ProcessExecutor):
         if self.works or self._closed:
             return
         logger.error("The process for tasks whose processes died does not start. They run one by one in the poller's")
-        for job in self.withdraw():
-            self._finish(Done(job.lease, Release(), 0.0), idle=True)
+        self._release(job.lease for job in self.withdraw())
 
 
 def can_isolate(processor: Processor | None) -> bool:

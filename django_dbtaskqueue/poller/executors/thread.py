@@ -249,13 +249,9 @@ class ThreadExecutor(Executor):
             self._awake.set()
 
     def _run(self, slot: int, job: Job) -> None:
-        if not job.processor.plain:
+        lease, started = job.lease, clock.monotonic()
+        if started >= lease.deadline or not job.processor.plain:
             self._run_special(slot, job)
-            return
-        lease = job.lease
-        started = clock.monotonic()
-        if started >= lease.deadline:
-            self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # another poller may hold it by now
             return
         database_use.set(use := DatabaseUse())
         self.runs[slot] = current = tuple.__new__(Run, (job, started))  # half the time of Run's own function
@@ -337,8 +333,7 @@ class AsyncExecutor(Executor):
         for job in self.withdraw():
             waiting.append(job)
             self._put_first(self._limiter.release(job.processor, None))
-        for lease in [lease for job in waiting for lease in job.leases]:
-            self._finish(Done(lease, Release(), 0.0), idle=True)
+        self._release([lease for job in waiting for lease in job.leases])
 
     def _answer(self) -> None:
         if self.blocked:
