@@ -130,19 +130,9 @@ class Fetcher:
 
     def _can_share(self, queue: QueueState) -> bool:
         """Whether one statement can serve a queue together with others: it needs no statement of its own."""
-        return (
-            type(queue.strategy) is SkipLocked
-            and queue.settings.max_wait is None
-            and not (
-                queue.alone
-                or queue.unpark_due
-                or queue.groups_due
-                or queue.reply_lost
-                or queue.full_processors
-                or queue.foreign_types
-                or self.capacity.options.once
-            )
-        )
+        due = queue.unpark_due or queue.groups_due or queue.reply_lost or queue.alone
+        apart = due or queue.full_processors or queue.foreign_types or self.capacity.options.once
+        return type(queue.strategy) is SkipLocked and queue.settings.max_wait is None and not apart
 
     def _sharing_queues(self, first: QueueState, asked: int, due: list[QueueState]) -> Iterator[QueueState]:
         """Yield the due queues to serve in one statement with the first one, in the order of their turns.
@@ -309,8 +299,7 @@ class Fetcher:
         observe.checked_out(leases, processors)
         self._expect_lease(queue, queue.settings.lease.total_seconds())  # it may be shorter than the last renewal knew
         now, late, expired = clock.monotonic(), False, queue.settings.expired
-        jobs: list[Job] = []
-        isolated: list[Job] = []
+        jobs, isolated = list[Job](), list[Job]()
         special: dict[Processor, list[Lease]] = {}
         refusals: list[tuple[Lease, Settlement | None]] = []
         for lease, processor in zip(leases, processors, strict=True):

@@ -114,18 +114,11 @@ class Executors:
 
     def submit_isolated(self, jobs: list[Job]) -> None:
         """Run jobs of one task each that may kill their process."""
-        others = []
         for job in jobs:
             if self.contains(job.processor):
                 self.submit_special(job.processor, [job.lease])
             else:
-                others.append(job)
-        if others:
-            self._one(IsolatedExecutor, IsolatedExecutor).submit(others, fast=False)
-
-    def nudge(self) -> None:
-        for executor in self.all:
-            executor.nudge()
+                self._one(IsolatedExecutor, IsolatedExecutor).submit([job], fast=False)
 
     def withdraw(self) -> list[Job]:
         jobs = self.limiter.withdraw()

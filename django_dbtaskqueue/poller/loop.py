@@ -266,7 +266,8 @@ class Poller:
         """Return how long there is nothing to do, unless the poller is woken."""
         busy = self.settler.held or self.fetcher.capacity.reserved
         if busy or any(executor.runs for executor in self.executors.all):
-            self.executors.nudge()
+            for executor in self.executors.all:
+                executor.nudge()
             return BUSY_POLL_SECONDS
         if self.paused:
             return PAUSED_POLL_SECONDS
