@@ -144,7 +144,7 @@ class Fetcher:
         if key is None or first.likely_ready >= asked:
             return
         port, lease, executor = first.port, first.settings.lease, first.placement.executor
-        found, likely_ready, has_slots = 1, first.likely_ready, {key: True}
+        found, likely_ready, has_slots = 1, first.likely_ready, {key: True, None: False}
         for queue in due:
             if queue is first or not self._can_share(queue) or queue.settings.lease != lease:
                 continue
@@ -153,8 +153,6 @@ class Fetcher:
             if queue.placement.executor is not executor:  # another queue may have its turn there
                 continue
             key = equal_limits(queue, self.capacity)
-            if key is None:
-                continue
             if key not in has_slots:
                 has_slots[key] = free_slots(queue, self.capacity, shared=True) >= asked
             if has_slots[key]:

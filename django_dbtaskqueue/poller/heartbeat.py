@@ -90,7 +90,7 @@ class Heartbeat:
 
     def threads(self) -> list[WatchedThread]:
         """Return the threads that run until ``stop``."""
-        return [self._timeouts, self._jobs.thread, self._background.thread]
+        return [self._timeouts, self._jobs, self._background]
 
     def busy_since(self) -> dict[str, float | None]:
         """Return since when the thread runs a job that the poller cannot do without; None while it waits."""
@@ -120,7 +120,7 @@ class Heartbeat:
                 yield PeriodicJob(alias, "telling ends of tasks", partial(_every, seconds, sweep, (alias, model)))
 
     def _enforce_timeouts(self) -> None:
-        while not clock.wait(self._jobs.ended, TIMEOUT_CHECK_SECONDS):
+        while not clock.wait(self._jobs.ending, TIMEOUT_CHECK_SECONDS):
             try:
                 self._poller.overdue()
             except Exception:  # of any kind: without this thread no timeout would be enforced again
@@ -130,7 +130,7 @@ class Heartbeat:
 
     def _report(self, alias: str) -> None:
         """Write this poller's row, by an UPDATE alone unless there is no row or a command: run that."""
-        poller, now, ended = self._poller, clock.monotonic(), self._jobs.ended.is_set()
+        poller, now, ended = self._poller, clock.monotonic(), self._jobs.ending.is_set()
         blocked = poller.state == "RUNNING" and any(one.blocked for one in poller.executors.all)
         report = {
             "host": socket.gethostname()[:200],
@@ -340,7 +340,7 @@ class ScheduleJob:
         return seconds
 
 
-class PeriodicThread:
+class PeriodicThread(WatchedThread):
     """Runs jobs from ``start`` to ``stop`` on one thread, with its own Django connections. An exception never ends it.
 
     A database that is away is logged once, by the first job that notices; every other kind of failure once for each
@@ -350,32 +350,29 @@ class PeriodicThread:
     def __init__(
         self, title: str, thread_name: str, jobs: Iterable[PeriodicJob], *, retry: tuple[float, float], timeout: float
     ) -> None:
-        self.ended = threading.Event()
+        super().__init__(target=self._work, name=thread_name, daemon=True)
+        self.ending = threading.Event()
         self.busy_since: float | None = None  # since when a job runs; None between two jobs
         self._title = title
         self._jobs = list(jobs)
         self._retry = retry  # the first and the longest pause after failures in a row
         self._timeout = timeout  # seconds, after which a job's connection is taken to be dead; it grows for a slow job
         self._deadlines: dict[str, liveness.Deadline] = {}  # by alias
-        self.thread = WatchedThread(target=self._run, name=thread_name, daemon=True)
-
-    def start(self) -> None:
-        self.thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
         """Run the jobs of the end, and end; wait at most ``timeout`` seconds if the database is away."""
-        self.ended.set()
-        if self.thread.is_alive():
-            self.thread.join(timeout)
+        self.ending.set()
+        if self.is_alive():
+            self.join(timeout)
 
-    def _run(self) -> None:
-        while self._jobs and not self.ended.is_set():
+    def _work(self) -> None:
+        while self._jobs and not self.ending.is_set():
             for job in self._jobs:
-                if clock.monotonic() >= job.due and not self.ended.is_set():
+                if clock.monotonic() >= job.due and not self.ending.is_set():
                     job.due = clock.monotonic() + self._attempt(job)
             tidy()  # a connection of a pool goes back
             self.busy_since = None
-            clock.wait(self.ended, max(0.0, min([job.due for job in self._jobs]) - clock.monotonic()))
+            clock.wait(self.ending, max(0.0, min([job.due for job in self._jobs]) - clock.monotonic()))
         for job in self._jobs:
             if job.at_end:
                 self._attempt(job)
@@ -411,7 +408,7 @@ class PeriodicThread:
 
     def _log(self, job: PeriodicJob, error: Exception) -> None:
         database_error = isinstance(error, Error)
-        quiet = self._fails(job.alias) or self.ended.is_set() if database_error else bool(job.pause)
+        quiet = self._fails(job.alias) or self.ending.is_set() if database_error else bool(job.pause)
         log = logger.debug if quiet else logger.warning
         text = f"{type(error).__name__}: {error}".replace("\n", " ").strip()
         log("%s fail, trying again: %s: %s", self._title, job.name, text, exc_info=not database_error)

@@ -188,7 +188,7 @@ RENEW_SOON_SECONDS = 0.005  # from a notification that leases were ended to the 
 RETRY_SECONDS = 1.0  # at most, after a renewal that could not reach the database; of a short lease sooner
 
 
-class Renewer:
+class Renewer(WatchedThread):
     """Renews the leases that ``held`` returns; calls ``lost`` with those that are gone."""
 
     def __init__(
@@ -197,20 +197,20 @@ class Renewer:
         held: Callable[[QueueState], list[Lease]],
         lost: Callable[[list[Lease]], None],
     ) -> None:
+        super().__init__(target=self._loop, name="dbtaskqueue-renew", daemon=True)
         self._held = held
         self._lost = lost
         self._due = dict.fromkeys(queues, 0.0)
         self._lock = threading.Lock()  # of _due
         self._wakeup = threading.Event()
-        self._ended = False
-        self.thread = WatchedThread(target=self._loop, name="dbtaskqueue-renew", daemon=True)
+        self._ending = False
 
     def stop(self) -> None:
         """End; leases that are still held run out."""
-        self._ended = True
+        self._ending = True
         self._wakeup.set()
-        if self.thread.is_alive():
-            self.thread.join(timeout=2)
+        if self.is_alive():
+            self.join(timeout=2)
 
     def expect(self, queue: QueueState, seconds: float) -> None:
         """Renew in time for a lease of ``seconds``, which was just taken."""
@@ -225,7 +225,7 @@ class Renewer:
 
     def _loop(self) -> None:
         connections = ConnectionSet()
-        while not self._ended:
+        while not self._ending:
             clock.wait(self._wakeup, max(0.01, min(self._due.values()) - clock.monotonic()))
             self._wakeup.clear()
             for queue in self._due:

@@ -93,7 +93,7 @@ class Poller:
         self.state = "ENDING" if self.stopping else "STARTUP"
         registry.listeners.append(self._registered)
         observe.of_poller("poller_started", self)
-        self._renewer.thread.start()
+        self._renewer.start()
         wake_listeners.add(self._notified)
         for wakeup in self._wakeups:
             wakeup.start()
@@ -311,8 +311,8 @@ class Poller:
         return [(executor, run) for executor in self.executors.all for run in executor.running()]
 
     def threads(self) -> list[WatchedThread]:
-        found = [*self._threads, self._renewer.thread, *(wakeup.thread for wakeup in self._wakeups if wakeup.thread)]
-        return found + [thread for executor in self.executors.all for thread in executor.threads()]
+        found = [*self._threads, self._renewer, *(wakeup.thread for wakeup in self._wakeups if wakeup.thread)]
+        return found + [thread for executor in self.executors.all for thread in executor.threads]
 
     def can_settle(self) -> bool:
         return not all(thread.ended for thread in self._threads)

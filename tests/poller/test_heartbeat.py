@@ -90,7 +90,7 @@ def test_a_heartbeat_is_one_statement(process_database: ProcessDatabase) -> None
         report()
         assert (poller.paused, rows.get().requested_command) == (paused, "")
     rows.update(requested_command="pause")
-    reporter._jobs.ended.set()
+    reporter._jobs.ending.set()
     reporter._report("default")
     assert (poller.paused, rows.get().state) == (False, "STOPPED")
 
@@ -255,7 +255,7 @@ def test_a_blocked_loop_takes_no_more(clock: SteppedClock, caplog: Any, settings
 
 def test_an_answer_that_comes_while_the_loop_is_asked_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = AsyncExecutor(1, lambda *_, **__: None, ConcurrencyLimiter())
-    executor._threads = [WatchedThread(target=int, name="loop")]
+    executor.threads = [WatchedThread(target=int, name="loop")]
     monkeypatch.setattr(executor._loop, "call_soon_threadsafe", lambda answer: answer())
     for _ in range(2 * BLOCKED_AFTER_LOOKS):
         executor.look()

@@ -64,7 +64,7 @@ def test_an_executor_is_closed_while_a_thread_of_it_starts(monkeypatch: pytest.M
     monkeypatch.setattr(threading.Thread, "start", start_late)
     executor._wake(1)
     closing.join()
-    until(lambda: [one.ended for one in executor.threads()] == [True])
+    until(lambda: [one.ended for one in executor.threads] == [True])
 
 
 def test_the_task_starts_before_the_thread_that_fetched_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_a_short_lease_is_renewed_in_time_again_and_again(taken: str) -> None:
         return leases
 
     renewer = Renewer([queue], held, lambda lost: None)
-    renewer.thread.start()
+    renewer.start()
     until(lambda: len(asked) >= (3 if leases else 2))
     renewer.stop()
     poller.close()

@@ -161,7 +161,7 @@ class Executor:
         self.todo: deque[Job] = deque()  # the jobs that wait for a slot
         # Those that run, each under its slot. A job past its timeout is one of them until it really ends.
         self.runs: dict[Hashable, Run] = {}
-        self._threads: list[WatchedThread] = []
+        self.threads: list[WatchedThread] = []  # that run until ``close``
         self._finish = finish
         self._limiter = limiter
         self._given_up: set[Run] = set()
@@ -203,10 +203,6 @@ class Executor:
 
         Here nothing can: its function sees ``task.cancelled``.
         """
-
-    def threads(self) -> list[WatchedThread]:
-        """Return the threads that run until ``close``."""
-        return self._threads[:]
 
     def cancel(self) -> None:
         """Take back the jobs that have not begun where they were sent. Those that run are given up one by one."""

@@ -205,9 +205,9 @@ class ThreadExecutor(Executor):
         """End idle threads and their connections. A thread that runs a task is left alone."""
         with self._lock:  # no thread is about to start now, or starts later
             self._closed = True
-        for _ in self._threads:
+        for _ in self.threads:
             self._wakeups.put(False)
-        for slot, thread in enumerate(self._threads):
+        for slot, thread in enumerate(self.threads):
             if slot not in self.runs:
                 thread.join(timeout=1)
 
@@ -215,13 +215,13 @@ class ThreadExecutor(Executor):
         idle = len(self._idle) - self._wakeups.qsize()
         for _ in range(min(wanted, max(idle, 0))):
             self._wakeups.put(True)
-        if wanted <= idle or len(self._threads) >= self.slots:
+        if wanted <= idle or len(self.threads) >= self.slots:
             return
         with self._lock:
-            most = 0 if self._closed else min(len(self._threads) + wanted - idle, self.slots)
-            for slot in range(len(self._threads), most):
+            most = 0 if self._closed else min(len(self.threads) + wanted - idle, self.slots)
+            for slot in range(len(self.threads), most):
                 thread = WatchedThread(target=self._work, args=[slot], name=f"dbtaskqueue-{slot}", daemon=True)
-                self._threads.append(thread)
+                self.threads.append(thread)
                 thread.start()
 
     def _work(self, slot: int) -> None:
@@ -305,9 +305,9 @@ class AsyncExecutor(Executor):
         if not self.todo:
             return
         with self._lock:
-            if not self._threads:
-                self._threads.append(WatchedThread(target=self._serve, name="dbtaskqueue-loop", daemon=True))
-                self._threads[0].start()
+            if not self.threads:
+                self.threads.append(WatchedThread(target=self._serve, name="dbtaskqueue-loop", daemon=True))
+                self.threads[0].start()
         self._loop.call_soon_threadsafe(self._start)
 
     def stop(self, run: Run, *, at_once: bool = False) -> None:
@@ -315,7 +315,7 @@ class AsyncExecutor(Executor):
 
     def look(self) -> None:
         """Ask the event loop for an answer. While a coroutine lets it give none, give back what it has not begun."""
-        if not self._threads:
+        if not self.threads:
             return
         if self._asked:
             self._unanswered += 1
@@ -343,20 +343,20 @@ class AsyncExecutor(Executor):
     def _name_what_blocks(self) -> None:
         current = self.runs.get(asyncio.current_task(self._loop))
         task = "A coroutine" if current is None else f"Task {current.job.lease.id} of {current.job.lease.queue}"
-        stack = "".join(traceback.format_stack(sys._current_frames().get(self._threads[0].ident or 0)))
+        stack = "".join(traceback.format_stack(sys._current_frames().get(self.threads[0].ident or 0)))
         words = "%s blocks the event loop: no async task goes on, and those that have not begun are given back. Let it "
         logger.warning(words + "await, or make its processor a plain function. It is here:\n%s", task, stack)
 
     def close(self) -> None:
         """Stop the event loop and close it, because an open loop holds sockets."""
-        if not self._threads:
+        if not self.threads:
             self._loop.close()
         else:
             with suppress(Exception):  # fails while a processor still runs on that thread
                 closed = asyncio.run_coroutine_threadsafe(sync_to_async(_close_connections)(), self._loop)
                 closed.result(timeout=1)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._threads[0].join(timeout=1)
+            self.threads[0].join(timeout=1)
 
     def _serve(self) -> None:
         self._loop.run_forever()
