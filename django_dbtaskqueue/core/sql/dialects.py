@@ -23,6 +23,16 @@ COUNTS_TABLE = '"dbtaskqueue_minutecount"'
 SQLITE_FORMAT = "%%Y-%%m-%%d %%H:%%M:%%f"
 
 
+def fragment(names: str, postgresql: str, sqlite: str) -> Callable[..., str]:
+    """Return a method that writes a fragment of SQL, as one kind of database has it or the other."""
+
+    def write(dialect: Dialect, *given: str) -> str:
+        text = postgresql if dialect.vendor == "postgresql" else sqlite
+        return text.format(**dict(zip(names.split(", "), given, strict=True)))
+
+    return write
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """Fragments of SQL for one kind of database. The clock is always the database's."""
@@ -35,28 +45,44 @@ class Dialect:
     skip_locked: bool
     single: bool = False  # ``rows`` is one row of plain parameters
 
+    # The test that a column begins with a text, as Django writes it in the condition of an index.
+    begins = fragment("column, text", "{column}::text LIKE '{text}%%'", "{column} LIKE '{text}%%' ESCAPE '\\'")
+    # The seconds between two times, as a float.
+    seconds_between = fragment(
+        "early, late",
+        "extract(epoch FROM {late} - {early})::float8",
+        "(julianday({late}) - julianday({early})) * 86400.0",
+    )
+    # The test that a text column is among those of an array parameter (``array``).
+    one_of = fragment(
+        "column, param", "{column} = ANY(%({param})s::text[])", "{column} IN (SELECT value FROM json_each(%({param})s))"
+    )
+    # The test that a column is among the rows of a SELECT that locks or has a LIMIT: it runs once. Inside IN,
+    # PostgreSQL may run it again for each row, lock more, and go beyond the LIMIT.
+    among = fragment("column, select", "{column} = ANY(ARRAY({select}))", "{column} IN ({select})")
+    # A FROM item of the texts of an array parameter; its column has the name of the alias.
+    texts = fragment(
+        "param, alias",
+        "unnest(%({param})s::text[]) AS {alias}({alias})",
+        "(SELECT value AS {alias} FROM json_each(%({param})s)) AS {alias}",
+    )
+    # A SELECT of the whole numbers of an array parameter.
+    each = fragment("param", "SELECT unnest(%({param})s::bigint[])", "SELECT value FROM json_each(%({param})s)")
+    # A text parameter as a time.
+    time = fragment("value", "{value}::timestamptz", "{value}")
+    # A JSON or time column as text, so that it is decoded once, by us: a row may hold what cannot be.
+    text = fragment("column", "{column}::text", "CAST({column} AS text)")
+
     def later(self, seconds: str, start: str | None = None) -> str:
         """Return the time ``seconds`` (an SQL expression, may be fractional) after ``start`` (now by default)."""
         if self.vendor == "postgresql":
             return f"{start or self.now} + {seconds} * interval '1 second'"
         return f"strftime('{SQLITE_FORMAT}', {start or repr('now')}, printf('%%.3f seconds', {seconds}))"
 
-    def begins(self, column: str, text: str) -> str:
-        """Return the test that ``column`` begins with ``text``, as Django writes it in the condition of an index."""
-        if self.vendor == "postgresql":
-            return f"{column}::text LIKE '{text}%%'"
-        return f"{column} LIKE '{text}%%' ESCAPE '\\'"
-
     def maybe_later(self, seconds: str, start: str) -> str:
         """Return ``later``, or NULL where ``seconds`` is NULL."""
         later = self.later(seconds, start)
         return later if self.vendor == "postgresql" else f"CASE WHEN {seconds} IS NOT NULL THEN {later} END"
-
-    def seconds_between(self, early: str, late: str) -> str:
-        """Return the seconds from ``early`` to ``late`` as a float."""
-        if self.vendor == "postgresql":
-            return f"extract(epoch FROM {late} - {early})::float8"
-        return f"(julianday({late}) - julianday({early})) * 86400.0"
 
     def rows(self, columns: Mapping[str, str], *, param: str = "rows") -> str:
         """Return a FROM item ``u`` over a JSON array of objects, with the given columns and PostgreSQL types."""
@@ -82,31 +108,6 @@ class Dialect:
         """
         return f"(SELECT * FROM {item} LIMIT (SELECT {MAX_ROWS})) AS u"
 
-    def one_of(self, column: str, param: str) -> str:
-        """Return the test that a text column is among those of an array parameter (``array``)."""
-        if self.vendor == "postgresql":
-            return f"{column} = ANY(%({param})s::text[])"
-        return f"{column} IN (SELECT value FROM json_each(%({param})s))"
-
-    def among(self, column: str, select: str) -> str:
-        """Return the test that a column is among the rows of a SELECT that locks or has a LIMIT: it runs once.
-
-        Inside IN, PostgreSQL may run it again for each row, lock more, and go beyond the LIMIT.
-        """
-        return f"{column} = ANY(ARRAY({select}))" if self.vendor == "postgresql" else f"{column} IN ({select})"
-
-    def texts(self, param: str, alias: str) -> str:
-        """Return a FROM item of the texts of an array parameter (``array``); its column has the name of ``alias``."""
-        if self.vendor == "postgresql":
-            return f"unnest(%({param})s::text[]) AS {alias}({alias})"
-        return f"(SELECT value AS {alias} FROM json_each(%({param})s)) AS {alias}"
-
-    def each(self, param: str) -> str:
-        """Return a SELECT of the whole numbers of an array parameter (``array``)."""
-        if self.vendor == "postgresql":
-            return f"SELECT unnest(%({param})s::bigint[])"
-        return f"SELECT value FROM json_each(%({param})s)"
-
     def array(self, values: Iterable[str | int]) -> str:
         """Return an array parameter as one text, which psycopg sends much sooner than a list."""
         if self.vendor != "postgresql":
@@ -117,14 +118,6 @@ class Dialect:
             texts = [text.replace("\\", "\\\\").replace('"', '\\"') for text in texts]
         quoted = '","'.join(texts)
         return f'{{"{quoted}"}}' if texts else "{}"
-
-    def time(self, expression: str) -> str:
-        """Return a text parameter as a time."""
-        return f"{expression}::timestamptz" if self.vendor == "postgresql" else expression
-
-    def text(self, column: str) -> str:
-        """Return a JSON or time column as text, so that it is decoded once, by us: a row may hold what cannot be."""
-        return f"{column}::text" if self.vendor == "postgresql" else f"CAST({column} AS text)"
 
 
 POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "least", "FOR NO KEY UPDATE OF t", True)
