@@ -1,10 +1,43 @@
 """The tables. ``tasks``: TASKS, its history and failed attempts; ``control``: queues, schedules, pollers and what is
 counted, what operators do, and what the data pipeline keeps."""
 
-from django_dbtaskqueue.models import control, tasks
-from django_dbtaskqueue.models.control import *  # noqa: F403 -- each of the two names its tables in ``__all__``
-from django_dbtaskqueue.models.tasks import *  # noqa: F403 -- as above
+from django_dbtaskqueue.models.control import (
+    ApiToken,
+    ArchiveBatch,
+    AuditEntry,
+    BulkOperation,
+    Doctor,
+    FailureGroup,
+    FinishEvent,
+    Limit,
+    MinuteCount,
+    Overview,
+    PipelineReport,
+    Poller,
+    Queue,
+    SavedSearch,
+    Schedule,
+    StreamPosition,
+    TaskChange,
+)
+from django_dbtaskqueue.models.tasks import (
+    AbstractTask,
+    Attempt,
+    Batch,
+    Dependency,
+    Hold,
+    PoisonTask,
+    Step,
+    Task,
+    TaskColumns,
+    TaskHistory,
+    TemporaryTask,
+    UsedReference,
+)
 
-__all__: list[str] = []
-__all__ += control.__all__
-__all__ += tasks.__all__
+__all__ = [
+    "AbstractTask", "ApiToken", "ArchiveBatch", "Attempt", "AuditEntry", "Batch", "BulkOperation", "Dependency",
+    "Doctor", "FailureGroup", "FinishEvent", "Hold", "Limit", "MinuteCount", "Overview", "PipelineReport",
+    "PoisonTask", "Poller", "Queue", "SavedSearch", "Schedule", "Step", "StreamPosition", "Task", "TaskChange",
+    "TaskColumns", "TaskHistory", "TemporaryTask", "UsedReference",
+]  # fmt: skip

@@ -27,12 +27,6 @@ from django_dbtaskqueue.models.readable import (
     unique,
 )
 
-__all__ = [
-    "ApiToken", "ArchiveBatch", "AuditEntry", "BulkOperation", "Doctor", "FailureGroup", "FinishEvent", "Limit",
-    "MinuteCount", "Overview", "PipelineReport", "Poller", "Queue", "SavedSearch", "Schedule", "StreamPosition",
-    "TaskChange",
-]  # fmt: skip
-
 MISSED_HEARTBEATS = 3  # after which a poller does not count as alive
 # Of a queue's row: a pause is in effect.
 IN_EFFECT = Q(paused_time__isnull=False) & (Q(paused_until__isnull=True) | Q(paused_until__gt=Now()))

@@ -19,11 +19,6 @@ from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models.querysets import TaskManager, Waiting
 from django_dbtaskqueue.models.readable import JsonField, NumberedRow, TimeField, check, index, readable, unique
 
-__all__ = [
-    "AbstractTask", "Attempt", "Batch", "Dependency", "Hold", "PoisonTask", "Step", "Task", "TaskColumns",
-    "TaskHistory", "TemporaryTask", "UsedReference",
-]  # fmt: skip
-
 STATUS_CHOICES = [(str(status), str(status)) for status in Status]
 STATUS_VALUES = [str(status) for status in Status]
 TERMINAL_VALUES = [str(status) for status in TERMINAL]
