@@ -63,7 +63,8 @@ class Port(Protocol):
 
     alias: str  # the database the task lives in
     key: str  # the queue, and its shard if it has any
-    reenqueue: AnyPolicy  # the runtime override of the reenqueue policy, or None
+    retry: AnyPolicy  # the policies as set while running; None: as the queue and its processor say
+    reenqueue: AnyPolicy
     keep: str  # the settings of these names
     group_retry: str
     log_level: int  # of the log lines of each task's life; 0: none
@@ -116,7 +117,6 @@ class Lease:
     lost_leases: int
     port: Port
     deadline: float = 0.0  # clock.monotonic() at which the lease, as last granted or renewed, runs out
-    policy: AnyPolicy = None  # how a failure is retried, as set while running; None: as the queue and its processor say
     # What became of the lease in this process. No other process gets it: it begins anew with the fields above.
     decoded: Any = NotDecoded  # the payload
     decoded_context: dict[str, object] | None = None
@@ -160,7 +160,7 @@ class Lease:
 
     def __reduce__(self) -> tuple[type[Lease], tuple[object, ...]]:
         """Return what is sent to another process: the row, and how it is held."""
-        return Lease, (*(getattr(self, column.leased) for column in LEASED), self.port, self.deadline, self.policy)
+        return Lease, (*(getattr(self, column.leased) for column in LEASED), self.port, self.deadline)
 
     @property
     def create_time(self) -> datetime:

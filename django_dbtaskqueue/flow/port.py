@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -40,10 +40,13 @@ class SettlePort:
         self.alias, self.model, self.key = alias, model, key
         self.keep, self.group_retry, self.log_level = "keep", "hold", 0
         self.extra: Mapping[str, object] = {}
+        self.retry: Any = None
         self.reenqueue: Any = None
 
-    def follow(self, settings: QueueSettings) -> None:
-        """Obey these settings from the next settle on."""
+    def follow(self, settings: QueueSettings, overrides: Container[str] = ()) -> None:
+        """Obey these settings from the next settle on. ``overrides``: those that were set while running."""
+        self.retry = settings.retry if "retry" in overrides else None
+        self.reenqueue = settings.reenqueue if "reenqueue" in overrides else None
         self.keep, self.group_retry = settings.keep, settings.group_retry
         self.log_level, self.extra = settings.life_level, settings.extra
 

@@ -347,7 +347,7 @@ def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
     """
     match outcome:
         case Fail():
-            policy = lease.policy or conf.policy("retry", lease.queue, lease.processor and lease.processor.policy)
+            policy = lease.port.retry or conf.policy("retry", lease.queue, lease.processor and lease.processor.policy)
             attempts = {"attempt": lease.attempt, "max_attempts": lease.max_attempts}
             return outcomes.Failed(outcome, retry.decide(outcome, **attempts, policy=policy))
         case outcomes.Reenqueue(delay=None):

@@ -289,9 +289,6 @@ class Fetcher:
         """Return the jobs of plain processors; submit those of other processors."""
         self._settler.held.update(leases)
         self._settler.counts.started += len(leases)
-        if "retry" in queue.overrides:
-            for lease in leases:
-                lease.policy = queue.settings.retry
         found = registry.found.get(queue.name, {})
         processors = [found.get(lease.payload_type) for lease in leases]
         observe.checked_out(leases, processors)

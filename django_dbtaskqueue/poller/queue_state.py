@@ -130,8 +130,7 @@ class QueueState:
     def apply(self, settings: QueueSettings) -> None:
         self.settings = settings
         self.cursor.max_wait = settings.max_wait
-        self.port.follow(settings)
-        self.port.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
+        self.port.follow(settings, self.overrides)
         self.limiter = Limiter.of(self.name, settings)
         key, number = (self.port.alias, self.name), settings.max_running_per_group
         self.groups_due = self.groups_due or number < groups.heads_in_poller.get(key, number)

@@ -28,6 +28,7 @@ from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, expiry, prepare
 
 P = TypeVar("P", bound=SettlePort)
+OVERRIDDEN = ("retry", "reenqueue")  # settings that win over the processor's, if they were set while running
 SIGNER = Signer(salt="django_dbtaskqueue.lease")
 
 
@@ -65,11 +66,10 @@ class ManualSettlePort(PullPort):
 
 
 def port_of(kind: type[P], queue: str, alias: str) -> P:
-    """Return a port of a queue on one database, with the runtime override of ``reenqueue`` if there is one."""
+    """Return a port of a queue on one database."""
     port, settings = kind(alias, model_for(queue), key=queue), queue_settings(queue, alias)
-    port.follow(settings)
-    if settings.reenqueue is not conf.default_settings(queue).reenqueue:
-        port.reenqueue = settings.reenqueue
+    default = conf.default_settings(queue)
+    port.follow(settings, {name for name in OVERRIDDEN if getattr(settings, name) is not getattr(default, name)})
     return port
 
 
@@ -173,7 +173,5 @@ def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
 
 def _processor(task: Lease, settings: conf.QueueSettings) -> Processor:
     """Return the processor of the task, for the type of the payload and the retry policy."""
-    if settings.retry is not conf.default_settings(task.queue).retry:  # an override at runtime wins
-        task.policy = settings.retry
     known = registry.find(task.queue, task.payload_type)
     return known or Processor(task.queue, lambda _: None, policy=settings.retry)

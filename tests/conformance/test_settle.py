@@ -69,7 +69,7 @@ def test_what_each_outcome_writes(world: World, subtests: pytest.Subtests) -> No
     for case, (outcome, columns) in EFFECTS.items():
         with subtests.test(case):
             lease = world.take(attempt=1, total_attempt=7, **traces)
-            lease.policy = lambda attempt, error: HOUR
+            lease.port.retry = lambda attempt, error: HOUR
             world.age(20 * SECONDS)
             before = world.row(lease)
             assert world.settle(lease, outcome)
@@ -324,7 +324,7 @@ def test_what_the_database_refuses_ends_alone_and_no_policy_is_asked_again(world
     asked: list[int] = []
     leases = world.take_many(9)
     for lease in leases:
-        lease.policy = lambda attempt, error: asked.append(attempt) or timedelta(minutes=1)
+        lease.port.retry = lambda attempt, error: asked.append(attempt) or timedelta(minutes=1)
     outcomes = [*[Fail("no")] * 3, Complete("x"), *[Complete()] * 4, Complete("x")]
     pairs = [(lease, decide(lease, outcome)) for lease, outcome in zip(leases, outcomes, strict=True)]
     with refused("NEW.result IS NOT NULL AND NEW.status = 'COMPLETED'", world.alias, code="23514"):

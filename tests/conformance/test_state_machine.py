@@ -101,7 +101,7 @@ class Machine(RuleBasedStateMachine):
     def settle(self, choice: int, verb: str, delay: int) -> None:
         if self.leases:
             lease = self.leases[-1 - choice % min(6, len(self.leases))]
-            lease.policy = Fixed(timedelta(seconds=delay), jitter=0)
+            lease.port.retry = Fixed(timedelta(seconds=delay), jitter=0)
             written = self.world.settle(lease, OUTCOMES[verb](delay))
             assert written == self.model.settle(lease.id, lease.total_attempt, verb, delay, lease.group)
 
