@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import threading
@@ -12,7 +11,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 K = TypeVar("K", bound=Hashable)
 ZERO = timedelta(0)
@@ -236,6 +238,8 @@ class Clock:
         self.wait_for = threading.Condition.wait_for
 
     async def wait_async(self, event: asyncio.Event, seconds: float | None) -> None:
+        import asyncio  # here: a process of Spark reads durations, and waits for nothing
+
         with suppress(TimeoutError):
             await asyncio.wait_for(event.wait(), seconds)
 
