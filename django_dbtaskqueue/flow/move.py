@@ -152,10 +152,12 @@ def put_back(
     lock_all(_session(tasks), groups_of(pairs))
     rows = [row for row in with_row_locks(tasks) if unchanged(row)]
     for row in rows:
-        for name, value in {**before[row.pk], "last_update_time": Now()}.items():
+        ends_again = row.watched is False and before[row.pk]["final_status"] is None
+        given = {"last_update_time": Now(), "watched": ends_again or row.watched}
+        for name, value in {**before[row.pk], **given}.items():
             setattr(row, name, value)
     if rows:
-        names = [*before[rows[0].pk], "last_update_time"]
+        names = [*before[rows[0].pk], *given]
         with _regrouped(tasks, groups_of([*pairs, *((row.queue, None) for row in rows)])):
             base_rows(tasks).bulk_update(rows, names, batch_size=ROWS_PER_PUT_BACK)
             dependencies.let_go_if_ended(_session(tasks), [row.pk for row in rows if row.parked_by == PARENTS])

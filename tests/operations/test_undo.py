@@ -105,6 +105,20 @@ def test_a_wait_for_parents_goes_where_the_task_goes_and_ends_when_they_have_end
     assert Task.objects.using(alias).get(pk=moved.pk).queue == "letters"
 
 
+def test_a_parent_that_is_put_back_ends_once_more(alias: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": alias}}}
+    parent = enqueue(QUEUE, using=alias)
+    child = enqueue(QUEUE, after=parent, using=alias)
+    cancelled = done("cancel", f"id:{parent.pk}", alias)
+    dependencies.sweep(Session.on(alias))
+    put_back(cancelled, alias)
+    for task in (parent, child):
+        (lease,) = checkout(QUEUE, poller_instance="p:1:x", using=alias)
+        assert lease.id == task.pk
+        lease.complete()
+        dependencies.sweep(Session.on(alias))
+
+
 def test_tasks_that_changed_since_stay_and_are_named() -> None:
     taken, left = make_task(Status.ERROR), make_task(Status.ERROR)
     operation = done("reprocess")
