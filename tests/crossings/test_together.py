@@ -178,8 +178,8 @@ def test_each_task_comes_to_its_end(alias: str, run: int, settings: Any, taskque
                 act()
         except TaskQueueError:  # refused in words
             continue
-    before: list[Any] = []
-    while before != (now := list(mixture.tasks.order_by("pk").values_list("pk", "status", "total_attempt"))):
-        before = now
+    seen: list[Any] = [None, None]
+    while seen[-1] != seen[-2] or len(seen) < 4:  # the first round lets become due what is not yet
         mixture.end()
+        seen.append(list(mixture.tasks.order_by("pk").values_list("pk", "status", "total_attempt")))
     assert mixture.left() == []
