@@ -461,6 +461,7 @@ def test_the_fixture_has_the_whole_kit(taskqueue: testing.TaskQueueKit) -> None:
 
 def pytest_of(folder: Path, test: str, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(textwrap.dedent(test))
+    (folder / "pytest.ini").write_text("[pytest]\n")  # else it looks for settings in the folders above
     command = f"{sys.executable} -m pytest -q -p no:cacheprovider -p no:randomly test_it.py".split()
     env |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{folder}:{REPOSITORY}"}
     return subprocess.run([*command, *options], cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE)
