@@ -51,11 +51,21 @@ def check_all_done_once(alias: str, pollers: list[Poller], started: list[int], n
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
-def test_four_pollers_in_threads(place: str, started: list[int], caplog: pytest.LogCaptureFixture) -> None:
+def test_four_pollers_in_threads(place: str, taskqueue_registry: None, caplog: pytest.LogCaptureFixture) -> None:
+    started: list[int] = []
+    pollers_seen: set[str | None] = set()
+    together = threading.Event()
+
+    def work(task: Lease) -> None:
+        started.append(task.id)
+        pollers_seen.add(task.poller_instance)
+        if len(pollers_seen) > 1:
+            together.set()
+        assert together.wait(PATIENCE), "one poller took all tasks"
+
+    registry.register("parcels", work)
     enqueue_many("parcels", [{}] * 4_000, using=place)
-    pollers = drain(4, place)
-    check_all_done_once(place, pollers, started, 4_000)
-    assert sum(poller.counts.finished > 0 for poller in pollers) > 1
+    check_all_done_once(place, drain(4, place), started, 4_000)
     assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
