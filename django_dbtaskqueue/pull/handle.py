@@ -339,7 +339,7 @@ class QueueHandle:
     def _poll(self, aliases: tuple[str, ...], group: str | None) -> Lease | None:
         for alias in random.sample(aliases, len(aliases)):
             port, instance = leases.port_of(ManualSettlePort, self.name, alias), _instance(os.getpid())
-            if taken := leases.take(self.name, port, poller_instance=instance, tags=self.tags, group=group):
+            if taken := leases.take(self.name, port, poller_instance=instance, tags=self.tags, group=group, go_on=True):
                 return taken[0]
             if (now := clock.monotonic()) >= _next_rescue.get((alias, self.name), 0.0):
                 if len(_next_rescue) >= MAX_REMEMBERED_QUEUES:

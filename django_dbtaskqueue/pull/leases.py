@@ -112,10 +112,11 @@ def take(
     lease: timedelta | None = None,
     tags: Sequence[str] = (),
     group: str | None = None,
+    go_on: bool = False,
 ) -> list[Lease]:
-    """Take the first due tasks on the port's database that can be processed; settle those that cannot.
+    """Take the first due tasks on the port's database; settle those that cannot be processed, and leave them out.
 
-    ``group``: of one group only.
+    ``group``: of one group only. ``go_on``: take others when all were left out, to the end of the queue.
     """
     settings, session = queue_settings(queue, port.alias), port.session
     strategy = stage.strategy_for(session, settings.strategy) if group is None else stage.FromGroup(group)
@@ -125,8 +126,7 @@ def take(
         taken = due.take([QueueShare(cursor, limit, port=port, strategy=strategy, limiter=limiter)], limit)
         port.log_taken(taken)
         fitting = [task for task in taken if _fit(task, settings)]
-        # Behind tasks that cannot be processed, or whose groups must wait, there are others.
-        if fitting or not (taken or (limiter is not None and limiter.put_off)):
+        if fitting or not (go_on if taken else limiter and limiter.put_off):  # behind groups that must wait are others
             return fitting
 
 

@@ -34,6 +34,10 @@ def test_a_payload_comes_back_as_the_processor_s_type_or_goes_to_error_alone(mai
     broken = make_task(queue="mail", payload={"nobody": 1})
     assert taken(mail, Letter("ada")).payload == Letter("ada")
     assert status(broken) == "ERROR"
+    # A checkout ends no more of them than it may take: a wrong class must not empty the queue in one call.
+    others = [make_task(queue="mail", payload={"nobody": 1}) for _ in range(3)]
+    assert Task.objects.checkout("mail", poller_instance="p:1:x", limit=2) == []
+    assert [status(task) for task in others] == ["ERROR", "ERROR", "CREATED"]
 
 
 def test_a_take_ends_a_dead_last_attempt(mail: QueueHandle, configure: Configure, told: Told, monkeypatch: Any) -> None:
