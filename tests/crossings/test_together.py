@@ -22,7 +22,7 @@ from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.verbs import ID_VERBS, VerbOptions
+from django_dbtaskqueue.operations.verbs import ID_VERBS, TASK_VERBS, VerbOptions
 from django_dbtaskqueue.testing import advance, drain
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -33,9 +33,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {}, "history": {"keep": "history"}, "deleted": {"keep": "delete"}, "one": {"max_running": 1},
     "grouped": {"max_running_per_group": 1}, "unique": {"unique": "unique"}, "throttled": {"unique": "throttle:1h"},
     "rate": {"rate": "30/m"}, "full": {"capacity": 5}, "spent": {"unique_over": "history", "keep": "history"},
+    "debounced": {"unique": "debounce:10s,max_wait=20s"}, "skipping": {"group_retry": "skip"},
+    "aged": {"max_wait": "5s"},
 }  # fmt: skip
 DOES = ["complete", "complete", "raise", "fail", "poison", "again", "spawn", "steps", "signal"]
-VERBS = ["reprocess", "mark_poison", "unpoison", "cancel", "cancel", "release", "run_now", "snooze", "move", "kick"]
+VERBS = sorted(TASK_VERBS.keys() - {"delete", "housekeep", "signal"} | {"edit"})
 
 
 def work(task: Lease) -> Any:
@@ -106,9 +108,10 @@ class Mixture:
 
     def change(self) -> None:
         """Do as an operator does. Deletion is left out: who waits for a deleted task waits for an operator."""
-        options = VerbOptions(delay=60 * SECOND, queue=self.random.choice([*KINDS]))
-        request = ActionRequest(ID_VERBS[self.random.choice(VERBS)], "why", options)
-        report = act_on_ids(self.tasks.all(), [task.pk for task in self.some(5)], request, Actor())
+        verb = ID_VERBS[self.random.choice(VERBS)]
+        options = VerbOptions(delay=60 * SECOND, queue=self.random.choice([*KINDS]), priority=3, payload=self.payload())
+        ids = [task.pk for task in self.some(1 if verb.name == "edit" else 5)]
+        report = act_on_ids(self.tasks.all(), ids, ActionRequest(verb, "why", options), Actor())
         self.operations += [report.operation.pk] if report.operation else []
 
     def put_back(self) -> None:
