@@ -60,7 +60,7 @@ project = PROJECT["name"]
 release = version = PROJECT["version"]
 author = PROJECT["authors"][0]["name"]
 project_copyright = author
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinxcontrib.mermaid", "sphinxext.opengraph"]
 exclude_patterns = ["_ext", "files", "images"]
 nitpicky = True
 
@@ -73,6 +73,11 @@ autodoc_typehints_format = "short"
 # Annotations name internal classes too, and those of other projects, which a build without network cannot look up.
 nitpick_ignore_regex = [("py:class", ".*")]
 default_role = "code"
+
+copybutton_exclude = ".linenos, .gp, .go"  # the prompt and the output of a session
+ogp_site_url = PROJECT["urls"]["Documentation"]
+ogp_image = f"{SOURCE_URL}/raw/main/docs/images/admin-overview-light.webp"
+ogp_social_cards = {"enable": False}  # they need matplotlib
 
 html_theme = "furo"
 html_title = f"{project} {release}"
