@@ -9,11 +9,10 @@ from django.apps import apps
 from django.contrib import admin
 
 from django_dbtaskqueue import models
+from django_dbtaskqueue.admin import record_pages
 from django_dbtaskqueue.admin.frame import list_in_order
-from django_dbtaskqueue.admin.operation_pages import AuditEntryAdmin, BulkOperationAdmin, PollerAdmin
-from django_dbtaskqueue.admin.overview_pages import DoctorAdmin, OverviewAdmin
-from django_dbtaskqueue.admin.queue_pages import QueueAdmin
-from django_dbtaskqueue.admin.record_pages import AttemptAdmin, FailureGroupAdmin, PipelineReportAdmin, TaskHistoryAdmin
+from django_dbtaskqueue.admin.queue_pages import DoctorAdmin, OverviewAdmin, QueueAdmin
+from django_dbtaskqueue.admin.record_pages import AttemptAdmin, PollerAdmin, TaskHistoryAdmin
 from django_dbtaskqueue.admin.schedule_and_batch_pages import BatchAdmin, ScheduleAdmin
 from django_dbtaskqueue.admin.task_pages import PoisonTaskAdmin, TaskAdmin
 
@@ -23,7 +22,7 @@ __all__ = [
 
 ADMIN_CLASSES = {
     models.Overview: OverviewAdmin,
-    models.FailureGroup: FailureGroupAdmin,
+    models.FailureGroup: record_pages.FailureGroupAdmin,
     models.Task: TaskAdmin,
     models.TemporaryTask: TaskAdmin,
     models.PoisonTask: PoisonTaskAdmin,
@@ -31,11 +30,11 @@ ADMIN_CLASSES = {
     models.Schedule: ScheduleAdmin,
     models.Batch: BatchAdmin,
     models.Poller: PollerAdmin,
-    models.BulkOperation: BulkOperationAdmin,
-    models.AuditEntry: AuditEntryAdmin,
+    models.BulkOperation: record_pages.BulkOperationAdmin,
+    models.AuditEntry: record_pages.AuditEntryAdmin,
     models.Attempt: AttemptAdmin,
     models.TaskHistory: TaskHistoryAdmin,
-    models.PipelineReport: PipelineReportAdmin,
+    models.PipelineReport: record_pages.PipelineReportAdmin,
     models.Doctor: DoctorAdmin,
 }
 

@@ -33,7 +33,7 @@ from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import Session, is_task_table, migrated, model_named
 from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
-from django_dbtaskqueue.operations.permissions import APP, VIEW_PAYLOAD, Actor, V, Verb, can_operate, narrow
+from django_dbtaskqueue.operations.permissions import APP, VIEW_PAYLOAD, Actor, V, Verb, narrow
 from django_dbtaskqueue.operations.serializers import MAX_WHOLE_NUMBER, is_storable
 
 REFRESH_INTERVALS_S = (2, 5, 15, 60)
@@ -95,7 +95,6 @@ def list_in_order(site: admin.AdminSite) -> None:
 
 
 def frame_of(page: ReadOnlyAdmin, request: HttpRequest) -> dict[str, Any]:
-    """Return the context of the frame of a page: navigation, refresh intervals, shortcuts."""
     site = page.admin_site
     texts = {  # what the browser fills in
         "ago": _("%(time)s ago"),
@@ -226,7 +225,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
         return narrow(rows, viewer(request))
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """Check the model's own permission, or ``view_permission``."""
         if not self.view_permission:
             return bool(super().has_view_permission(request, obj))
         return request.user.has_perm(f"{self.opts.app_label}.{self.view_permission}")
@@ -287,9 +285,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
         except TaskQueueError as error:
             return self.reply(request, str(error), messages.ERROR)
 
-    def reply(self, request: HttpRequest, text: str, level: int = messages.SUCCESS, address: str = "") -> HttpResponse:
+    def reply(
+        self, request: HttpRequest, text: str, level: int = 0, address: str = "", *, changed: object = True
+    ) -> HttpResponse:
         """Show a message on the next page: that of ``address``, or where the action began."""
-        self.message_user(request, text, level)
+        self.message_user(request, text, level or (messages.SUCCESS if changed else messages.WARNING))
         return redirect(address or self.back(request) or request.get_full_path())
 
     def act(self, request: HttpRequest) -> HttpResponse:
@@ -312,7 +312,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Return the page of one row, or its part that refreshes."""
         row: Any = self.get_object(request, unquote(object_id))
         if not self.has_view_permission(request, row) or request.method == "POST":
             raise PermissionDenied
@@ -371,16 +370,14 @@ def viewer(request: HttpRequest) -> Actor:
 
 
 def permitted(request: HttpRequest, verbs: Iterable[V], queue: str | None = None) -> list[V]:
-    """Return those of the verbs that the user may use, on a queue or on any."""
-    return [verb for verb in verbs if can_operate(request.user, verb, queue)]
+    return [verb for verb in verbs if viewer(request).may(verb, queue)]
 
 
 def may_see(request: HttpRequest, row: Any = None) -> bool:
     """Return whether the user may see payloads, results and tracebacks: of a row's queue, or of any queue."""
-    return can_operate(request.user, VIEW_PAYLOAD, getattr(row, "queue", None))
+    return viewer(request).may(VIEW_PAYLOAD, getattr(row, "queue", None))
 
 
 def id_of(term: str) -> int | None:
-    """Return the text as an id, or None if it cannot be one."""
     digits = term.isascii() and term.isdecimal() and len(term) <= len(str(MAX_WHOLE_NUMBER))
     return int(term) if digits and int(term) <= MAX_WHOLE_NUMBER else None

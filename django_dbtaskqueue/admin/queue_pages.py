@@ -1,40 +1,124 @@
-"""Queues: settings and where they come from, pause and resume, purge."""
+"""Queues: the overview of all with its charts, the page of each, pause and resume, settings, purge; and the doctor."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 import django_filters
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.core.exceptions import ImproperlyConfigured
-from django.db.models import QuerySet
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db.models import Model, QuerySet
+from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells
-from django_dbtaskqueue.admin.frame import permitted, viewer
-from django_dbtaskqueue.admin.list_pages import ListAdmin, NamedListAdmin, NameFilter
-from django_dbtaskqueue.admin.overview_pages import chart_context
+from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, permitted, show, viewer
+from django_dbtaskqueue.admin.list_pages import COUNT_TIMEOUT, NamedListAdmin, NameFilter, PageTable, table_of
 from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, ask, bound_form, confirmed, verb_of
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
-from django_dbtaskqueue.core.durations import format_age, format_duration, parse_duration
+from django_dbtaskqueue.core.durations import format_age, format_duration, format_seconds, parse_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import alias_for, model_for
-from django_dbtaskqueue.models import BulkOperation, FailureGroup, Queue
+from django_dbtaskqueue.metrics import CLASSES_PER_DECADE, upper
+from django_dbtaskqueue.models import BulkOperation, FailureGroup, Poller, Queue, Task
 from django_dbtaskqueue.operations import bulk, permissions, queue_control, queue_stats
-from django_dbtaskqueue.operations.bounded_reads import limits_of, limits_text
-from django_dbtaskqueue.operations.search import text_of
-from django_dbtaskqueue.operations.search.query import Page
+from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, count_within, limits_of, limits_text
+from django_dbtaskqueue.operations.doctor import Finding, examine
+from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
+from django_dbtaskqueue.operations.related_tasks import awaited
+from django_dbtaskqueue.operations.report_page import MAX_HEAT_LEVEL, Chart, Line
+from django_dbtaskqueue.operations.search import parse, text_of, to_text
+from django_dbtaskqueue.operations.search.query import Page, select, tasks_for
 from django_dbtaskqueue.operations.serializers import is_storable
 from django_dbtaskqueue.operations.verbs import PURGE, QUEUE_VERBS
+
+CHART_SPAN = timedelta(hours=1)
+POINTS_PER_STEP = 5  # of a heat map
+
+
+def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[str, object]:
+    """Return the charts and heat maps of the last hour, of one queue, or of all that the actor may view."""
+    points = ended(queue_stats.series(using, CHART_SPAN, queue, among=visible_queues(actor)))
+    times = [_clock(point.time) for point in points]
+    throughput = [
+        Line(_("completed"), "--dbtq-good", [60 * point.rate_of("completed", "deleted") for point in points]),
+        Line(_("failed"), "--dbtq-bad", [60 * point.rate_of("failed", "retried") for point in points]),
+        Line(_("poison"), "--dbtq-aside", [60 * point.rate_of("poisoned") for point in points]),
+        Line(_("requeued"), "--dbtq-warn", [60 * point.rate_of("reenqueued") for point in points]),
+    ]
+    latency = [
+        Line(_("run p50"), "--dbtq-busy", [point.run.p50 for point in points]),
+        Line(_("run p95"), "--dbtq-aside", [point.run.p95 for point in points]),
+        Line(_("wait p50"), "--dbtq-good", [point.wait.p50 for point in points]),
+        Line(_("wait p95"), "--dbtq-warn", [point.wait.p95 for point in points]),
+    ]
+    title = _("Run time and wait time in seconds, last hour")
+    marks = [
+        {"iso": time.isoformat(), "clock": date_format(cells.local(time), "H:i"), "release": release}
+        for time, release in queue_stats.new_releases(narrow(Poller.objects.using(using), actor), CHART_SPAN)
+    ]
+    outcomes = _("Attempts per minute, last hour")
+    charts = [
+        Chart("throughput", outcomes, times, throughput, _figure, axis="", bars=True, marks=marks),
+        Chart("latency", title, times, latency, _figure, " s", axis="", marks=marks),
+    ]
+    maps = [
+        heat_map("runs", _("Attempts by run time, last hour"), points),
+        heat_map("waits", _("Attempts by wait time, last hour"), points),
+    ]
+    return {"charts": charts, "maps": [one for one in maps if one["rows"]]}
+
+
+def heat_map(kind: str, title: str, points: Sequence[queue_stats.Point]) -> dict[str, Any]:
+    """Return the histograms of steps of points as a map: of each duration, the longest first, the counts by step.
+
+    The heat of a cell is its share of the step's attempts.
+    """
+    steps = [points[max(end - POINTS_PER_STEP, 0) : end] for end in range(len(points), 0, -POINTS_PER_STEP)][::-1]
+    counts = [Counter[int]() for _step in steps]
+    for step, found in zip(steps, counts, strict=True):
+        for point in step:
+            for number, count in getattr(point, kind).items():
+                found[max(number - 1, 0) // CLASSES_PER_DECADE] += count
+    decades = sorted({decade for found in counts for decade in found})
+    rows = []
+    for decade in range(decades[-1], decades[0] - 1, -1) if decades else ():
+        words = _("up to %(time)s") % {"time": format_seconds(upper(CLASSES_PER_DECADE * (decade + 1)))}
+        shares = [(found[decade], found[decade] / max(found.total(), 1)) for found in counts]
+        heats = [(cells.number(count) if count else "", math.ceil(MAX_HEAT_LEVEL * share)) for count, share in shares]
+        rows.append((words, heats))
+    return {"name": kind, "title": title, "times": [_clock(step[0].time) for step in steps], "rows": rows}
+
+
+def _clock(time: datetime) -> str:
+    return cells.stamp(time, date_format(cells.local(time), "H:i"))
+
+
+def ended(points: list[queue_stats.Point]) -> list[queue_stats.Point]:
+    """Leave out the current minute. Pollers have not reported all of it, so it would look as if work had stopped."""
+    if any(point.total for point in points[:-1]):
+        return points[:-1]
+    return points if points[-1].total else []
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return cells.EMPTY_VALUE
+    digits = 0 if value >= 100 else 1 if value >= 10 else 3
+    return number_format(round(value, digits), force_grouping=True)
 
 
 def _stats_column(title: permissions.Text, show: Callable[[queue_stats.QueueStats], object]) -> cells.Column:
@@ -106,21 +190,16 @@ class QueueAdmin(NamedListAdmin):
                 queue.stats = queue_stats.stats_of_queue(queue.name)
 
     def listed(self, request: HttpRequest) -> Sequence[Queue]:
-        """Return the queues with their figures.
-
-        Also those that only have tasks or a living poller: this process may lack the processors of a worker.
-        """
+        """Return also queues that only have tasks or a living poller: this process may lack a worker's processors."""
         found = queue_stats.overview(only=permissions.visible_queues(viewer(request)))
         return self.with_figures(found, self.get_queryset(request))
 
     def rows_of(self, filterset: Any) -> list[Queue]:  # type: ignore[override]
-        """Return the queues in the order that is asked for."""
         rows = super().rows_of(filterset)
         order = filterset.form.cleaned_data.get("order") if filterset.is_valid() else ""
         return sorted(rows, key=lambda queue: ORDERS[order][1](vars(queue)["stats"]), reverse=True) if order else rows
 
     def with_figures(self, found: queue_stats.QueuesOverview, rows: QuerySet[Queue]) -> list[Queue]:
-        """Return the queues of an overview, with a row or without."""
         stored, queues = stored_queues(rows), []
         for figures in found.queues:
             queue = stored.get(figures.queue) or Queue(name=figures.queue, overrides={})
@@ -175,10 +254,13 @@ class QueueAdmin(NamedListAdmin):
     oldest = _stats_column(gettext_lazy("oldest waiting"), lambda row: format_age(row.oldest))
     drain = _stats_column(gettext_lazy("time to drain"), cells.drain_text)
 
-    changed_settings = cells.column(gettext_lazy("changed while running"), lambda queue: changes_of(queue))
+    @admin.display(description=gettext_lazy("changed while running"))
+    def changed_settings(self, queue: Queue) -> str:
+        texts = (f"{name}={_as_text(name, value)}" for name, value in queue.changes.items())  # such as lease=5m
+        return ", ".join(texts) or cells.EMPTY_VALUE
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        user, name = request.user, row.name
+        actor, name = viewer(request), row.name
         said, built_in = list[queue_control.Setting](), list[queue_control.Setting]()
         for one in queue_control.settings_in_force(name, row.changes):
             part = built_in if one.source == "built in" else said
@@ -187,9 +269,9 @@ class QueueAdmin(NamedListAdmin):
             "types": self._types(name),
             "ended": [str(status) for status in TERMINAL],
             "settings": [("", said), (f"{len(built_in)} {_source_text('built in')}", built_in)],
-            **chart_context(alias_for(name, None, write=False), viewer(request), name),
-            "may_set": permissions.can_operate(user, permissions.CHANGE_SETTINGS, name),
-            "may_purge": permissions.can_operate(user, PURGE, name),
+            **chart_context(alias_for(name, None, write=False), actor, name),
+            "may_set": actor.may(permissions.CHANGE_SETTINGS, name),
+            "may_purge": actor.may(PURGE, name),
         }
 
     def _types(self, name: str) -> list[dict[str, Any]]:
@@ -216,11 +298,6 @@ def stored_queues(rows: QuerySet[Queue], **only: str) -> dict[str, Queue]:
     for alias in sorted({rows.db, *homes.values()}):
         found |= {row.name: row for row in rows.using(alias).filter(**only) if homes.get(row.name, alias) == alias}
     return found
-
-
-def changes_of(queue: Queue) -> str:
-    """Return the settings that an operator changed, such as ``lease=5m``, or a dash."""
-    return ", ".join(f"{name}={_as_text(name, value)}" for name, value in queue.changes.items()) or cells.EMPTY_VALUE
 
 
 def _as_text(name: str, value: Any) -> object:
@@ -276,8 +353,7 @@ def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     return page.reply(request, _("The bulk operation has started."), address=address)
 
 
-def act_on_queues(page: ListAdmin, request: HttpRequest, verb: permissions.Verb) -> HttpResponse:
-    """Ask for a confirmation; once confirmed, pause or resume the queues and report."""
+def act_on_queues(page: QueueAdmin, request: HttpRequest, verb: permissions.Verb) -> HttpResponse:
     permissions.check_may(verb, viewer(request))
     queues: list[Any] = list(page.rows_of(page.filtered(request)))
     if request.POST.get("select_across") != "1":
@@ -295,5 +371,130 @@ def act_on_queues(page: ListAdmin, request: HttpRequest, verb: permissions.Verb)
     changed = queue_control.apply_to_queues(verb, [queue.name for queue in fitting], viewer(request), **given)
     done, skipped = str(verb.done % {"number": changed}), len(queues) - changed
     words = _("%(done)s, %(count)s skipped: not paused.") if skipped else "%(done)s."
-    level = messages.SUCCESS if changed else messages.WARNING
-    return page.reply(request, words % {"done": done, "count": skipped}, level)
+    return page.reply(request, words % {"done": done, "count": skipped}, changed=changed)
+
+
+# -- the overview and the doctor ---------------------------------------------------------------------------------------
+
+CHARTS_KEY = "charts"  # query key of the page's other tab
+TO_ANSWER = parse("signal:*")  # tasks that wait for somebody's answer
+MAX_HOME_QUEUES, MAX_HOME_FAILURES, MAX_HOME_WAITS = 8, 3, 3  # rows, which fit into one screen
+QUEUE_COLUMNS = ("name", "state", "oldest", "created", "processing", "error", "failed", "in_out", "wait", "drain")
+FAILURE_COLUMNS = ("title", "queue", "first", "in_1h", "tasks", "buttons")
+
+
+class OverviewAdmin(ReadOnlyAdmin):
+    """The home: what needs an operator, in one screen. Charts have a tab of their own."""
+
+    view_permission = "view_queue"
+    list_template = "overview"
+
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        actor, alias = viewer(request), self.get_queryset(request).db
+        if CHARTS_KEY in request.GET:
+            return chart_context(alias, actor)
+        found = queue_stats.overview(only=visible_queues(actor))
+        return {
+            "health": found.health,
+            "cards": self._cards(found),
+            "failures": self._failures(request),
+            "failures_url": self.url(FailureGroup, "changelist"),
+            **self._queues(request, found),
+            **self._waits(request, alias, found.as_of),
+        }
+
+    def _cards(self, found: queue_stats.QueuesOverview) -> list[tuple[str, str]]:
+        waiting = found.statuses[Status.CREATED]
+        failed = self.link(cells.number(found.failed), self.url(FailureGroup, "changelist"))
+        rates = [sum(of_queues) for of_queues in zip(*(row.rates for row in found.queues), strict=True)]
+        rate_in, rate_out = (sum(getattr(row, name) for row in found.queues) for name in ("rate_in", "rate_out"))
+        return [
+            (_("waiting"), self.link(waiting, self.url(Task, "changelist", q=text_of(status=Status.CREATED)))),
+            (_("oldest waiting"), format_age(found.oldest)),
+            (_("in / out per min"), cells.in_and_out(rate_in, rate_out, rates)),
+            (_("attempts failed in the last hour"), failed),
+            (_("pollers alive"), self.link(found.pollers, self.url(Poller, "changelist"))),
+        ]
+
+    def _shown_to(self, request: HttpRequest, model: type[Model]) -> Any:
+        """Return the site's own page of a model; None if there is none, or the user may not see it."""
+        page = self.admin_site._registry.get(model)
+        return page if page and page.has_view_permission(request) else None
+
+    def _failures(self, request: HttpRequest) -> PageTable | None:
+        page = self._shown_to(request, FailureGroup)
+        if page is None:
+            return None
+        groups = page.get_queryset(request).filter(last_seen__gte=Now() - CHART_SPAN)
+        rows = list(groups.order_by("-first_seen")[:MAX_HOME_FAILURES])
+        page.prepare(request, rows)
+        for group in rows:
+            group.verbs = group.verbs[:1]
+        return table_of(page, rows, columns=FAILURE_COLUMNS, caption=_("Failures of the last hour"), tickable=False)
+
+    def _queues(self, request: HttpRequest, found: queue_stats.QueuesOverview) -> dict[str, Any]:
+        """Return a table of the queues that need care, the worst first, and a line on the others."""
+        page = self._shown_to(request, Queue)
+        if page is None:
+            return {}
+        queues = page.with_figures(found, page.get_queryset(request))
+        care = sorted((one for one in queues if one.stats.needs_care), key=lambda one: _care(one.stats))
+        quiet = [one.name for one in queues if not one.stats.needs_care]
+        text = ngettext("%(count)s queue is quiet: %(names)s.", "%(count)s queues are quiet: %(names)s.", len(quiet))
+        shown, caption = care[:MAX_HOME_QUEUES], _("Queues that need care")
+        return {
+            "queues": table_of(page, shown, columns=QUEUE_COLUMNS, caption=caption, tickable=False),
+            "left": len(care) - len(shown),
+            "quiet": text % {"count": len(quiet), "names": queue_stats.names_of(quiet)} if quiet else "",
+            "queues_url": page.url(Queue, "changelist"),
+        }
+
+    def _waits(self, request: HttpRequest, alias: str, now: datetime) -> dict[str, Any]:
+        """Return how many tasks wait for somebody's answer, and the first of them: with the signal, and since when."""
+        rows = narrow(select(TO_ANSWER, tasks_for(TO_ANSWER, alias)), viewer(request))
+        count = count_within(rows, COUNT_TIMEOUT) if self._shown_to(request, Task) else NONE_COUNTED
+        # By time, of those just counted: by id, the server might read the whole table.
+        some = rows.order_by("create_time")[:MAX_HOME_WAITS] if count and not count.more else ()
+        waits = [
+            (self.link(task, self.url(Task, "change", task.pk)), wait.name, cells.ago(wait.create_time, now))
+            for task in some
+            if (wait := awaited(task))
+        ]
+        address = self.url(Task, "changelist", q=to_text(TO_ANSWER))
+        return {"waits": waits, "waiting": "?" if count is None else str(count) if count else "", "waits_url": address}
+
+
+def _care(row: queue_stats.QueueStats) -> tuple[Any, ...]:
+    """Sort late queues first, then those without a poller, paused ones, and those with the most failures."""
+    oldest = row.oldest or timedelta(0)
+    return not row.late, row.late and -oldest, not row.unserved, not row.paused, -row.failed, row.queue
+
+
+FINDING_BADGES = {
+    "error": ("error", "✕", gettext_lazy("error")),
+    "warning": ("paused", "!", gettext_lazy("warning")),
+    "info": ("created", "i", gettext_lazy("note")),
+}
+
+
+class DoctorAdmin(ReadOnlyAdmin):
+    """The doctor: what is wrong with the queues and the database, and what helps."""
+
+    view_permission = "view_queue"
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        # Before the page's transaction: an error of the database would end it.
+        sees = viewer(request).sees
+        found = [one for one in examine(self.get_queryset(request).db) if all(map(sees, one.queues))]
+        return show(self, request, ["doctor"], lambda: self._context(found))
+
+    def _context(self, found: list[Finding]) -> dict[str, Any]:
+        serious = [finding for finding in found if finding.level != "info"]
+        text = ngettext("%(count)s thing needs care.", "%(count)s things need care.", len(serious))
+        return {
+            "findings": [(one, cells.badge(*FINDING_BADGES[one.level])) for one in found],
+            "worst": "" if not serious else "late" if serious[0].level == "error" else "warned",
+            "sentence": text % {"count": len(serious)} if serious else _("All is well."),
+        }

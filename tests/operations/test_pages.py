@@ -22,7 +22,7 @@ from django.utils import timezone
 import django_dbtaskqueue
 from django_dbtaskqueue import models
 from django_dbtaskqueue.admin import list_pages
-from django_dbtaskqueue.admin.overview_pages import ended
+from django_dbtaskqueue.admin.queue_pages import ended
 from django_dbtaskqueue.admin.task_pages import MAX_SAVED_SEARCHES
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import Status
