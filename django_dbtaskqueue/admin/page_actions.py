@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from django import forms
-from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest
 from django.db import router
@@ -170,7 +169,6 @@ class PauseForm(PlainForm):
 
 
 def verb_of(request: HttpRequest, known: Mapping[str, permissions.V]) -> permissions.V:
-    """Return the verb whose button was pressed."""
     name = request.POST.get(ACTION_ON_ALL_KEY) or request.POST.get("action", "")
     if name not in known:
         raise BadRequest(f"There is no action {name!r} here.")
@@ -189,7 +187,6 @@ def bound_form(request: HttpRequest, kind: Callable[..., forms.Form]) -> Any:
 
 
 def confirmed(request: HttpRequest, form: forms.Form) -> bool:
-    """Return whether the user confirmed, and the form has no errors."""
     return "confirm" in request.POST and form.is_bound and form.is_valid()
 
 
@@ -232,7 +229,6 @@ class TaskPageAdmin(ListAdmin):
 
 
 def act_on_tasks(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
-    """Ask for a confirmation; once confirmed, act and report."""
     verb, actor = verb_of(request, {**verbs.TASK_VERBS, **verbs.ONE_TASK_VERBS}), viewer(request)
     permissions.check_may(verb, actor)
     return (_act_on_all if is_on_all(request) else _act_on_ticked)(page, request, verb, actor)
@@ -288,12 +284,12 @@ def _act_on_ticked(
         return ask(page, request, verb, form, **shown, possible=bool(preview.eligible))
     wanted = actions.ActionRequest(verb, form.reason(), options, to_text(page.search_of(request)))
     report = actions.act_on_ids(table, ids, wanted, actor)
-    level = messages.SUCCESS if report.changed else messages.WARNING
     text = task_report(verb, report)
     if report.operation is not None:
         address = page.url(BulkOperation, "change", report.operation.pk)
         text = format_html("{} {}", text, page.link(_("Put back as it was") + "…", address))
-    return page.reply(request, text, level, request.get_full_path() if verb.deletes else "")
+    address = request.get_full_path() if verb.deletes else ""
+    return page.reply(request, text, address=address, changed=report.changed)
 
 
 def task_report(verb: verbs.TaskVerb, report: actions.ActReport) -> str:
@@ -307,7 +303,6 @@ def task_report(verb: verbs.TaskVerb, report: actions.ActReport) -> str:
 
 
 def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Ask for a confirmation; once confirmed, enqueue a copy and show the new task."""
     task = page.get_object(request, request.POST.get("again", ""))
     if task is None:
         raise Http404

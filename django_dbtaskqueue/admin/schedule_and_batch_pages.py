@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.html import format_html_join
@@ -104,7 +104,6 @@ class ScheduleAdmin(NamedListAdmin):
         return schedules.find(object_id, viewer(request))
 
     def page_facts(self, request: HttpRequest, row: Schedule) -> dict[str, object]:
-        """Add what the code says where a person changed it, and who wins."""
         said = schedules.code_of_edited(row, seen=may_see(request, row))
         return {
             "edits": [(self.opts.get_field(name).verbose_name, value) for name, value in said.items()],  # type: ignore[union-attr]
@@ -138,8 +137,8 @@ class ScheduleAdmin(NamedListAdmin):
             except TaskQueueError as error:
                 faults.append(str(error))
         text = " ".join([f"{verb.done % {'number': changed}}.", *faults])
-        level = messages.SUCCESS if changed and not faults else messages.WARNING
-        return self.reply(request, text, level, request.get_full_path() if verb.name == "delete_schedule" else "")
+        address = request.get_full_path() if verb.name == "delete_schedule" else ""
+        return self.reply(request, text, address=address, changed=changed and not faults)
 
     def _write(self, request: HttpRequest, verb: Verb, row: Schedule | None) -> HttpResponse:
         check_may(verb, viewer(request), None if row is None else row.queue)
@@ -154,45 +153,36 @@ class ScheduleAdmin(NamedListAdmin):
                 form.add_error(None, str(error))
         return ask(self, request, verb, form, items=[] if row is None else [row])
 
-    # -- columns -----------------------------------------------------------------------------------------------------
-
     coming = cells.age_column(gettext_lazy("next tick"), "next_time")
     last = cells.age_column(gettext_lazy("last tick"), "last_time")
     when = cells.column(gettext_lazy("when"), lambda row: schedules.in_words(row.cron, row.timezone))
     missed_words = cells.column(gettext_lazy("missed ticks"), lambda row: row.get_missed_display())
     overlap_words = cells.column(gettext_lazy("earlier task not finished"), lambda row: row.get_overlap_display())
-    next_five = cells.column(
-        gettext_lazy("next five"), lambda row: cells.EMPTY_VALUE if row.paused else _next_times(row)
-    )
-    state = cells.column(gettext_lazy("state"), lambda row: _badge(row))
-    origin = cells.column(gettext_lazy("source"), lambda row: _origin(row))
+
+    @admin.display(description=gettext_lazy("next five"))
+    def next_five(self, row: Schedule) -> str:
+        times = ((f"{one:%a %Y-%m-%d %H:%M:%S %Z}",) for one in schedules.next_times(row))
+        return cells.EMPTY_VALUE if row.paused else format_html_join(SafeString("<br>"), "{}", times)
+
+    @admin.display(description=gettext_lazy("state"))
+    def state(self, row: Schedule) -> str:
+        if row.paused:
+            return cells.badge("paused", "‖", _("paused"))
+        if is_gone(row, registry.periodics()):
+            return cells.badge("stopped", "▪", _("code is gone"))
+        known = ("running", "▸", _("running")) if row.next_time else ("stopped", "▪", _("never comes again"))
+        return cells.badge(*known)
+
+    @admin.display(description=gettext_lazy("source"))
+    def origin(self, row: Schedule) -> str:
+        if row.source != CODE:
+            return _("made by a person")
+        edited = _("the code; changed by hand: %(fields)s") % {"fields": ", ".join(row.edited)}
+        return edited if row.edited else _("the code")
 
     @admin.display(description=gettext_lazy("last task"))
     def task(self, row: Schedule) -> str:
-        if row.last_task is None:
-            return cells.EMPTY_VALUE
         return self.link(row.last_task, self.url(model_for(row.queue), "change", row.last_task))
-
-
-def _next_times(row: Schedule) -> str:
-    times = ((f"{one:%a %Y-%m-%d %H:%M:%S %Z}",) for one in schedules.next_times(row))
-    return format_html_join(SafeString("<br>"), "{}", times)
-
-
-def _badge(row: Schedule) -> str:
-    if row.paused:
-        return cells.badge("paused", "‖", _("paused"))
-    if is_gone(row, registry.periodics()):
-        return cells.badge("stopped", "▪", _("code is gone"))
-    return cells.badge(*(("running", "▸", _("running")) if row.next_time else ("stopped", "▪", _("never comes again"))))
-
-
-def _origin(row: Schedule) -> str:
-    if row.source != CODE:
-        return _("made by a person")
-    if not row.edited:
-        return _("the code")
-    return _("the code; changed by hand: %(fields)s") % {"fields": ", ".join(row.edited)}
 
 
 class BatchAdmin(NamedListAdmin):
@@ -250,10 +240,7 @@ class BatchAdmin(NamedListAdmin):
             words = text % {"count": cells.number(row.total)}
             return ask(self, request, verb, form, sentences=[words], items=[row])
         changed = related_tasks.act_on_batch(verb, row, viewer(request), reason=form.reason())
-        level = messages.SUCCESS if changed else messages.WARNING
-        return self.reply(request, f"{verb.done % {'number': changed}}.", level)
-
-    # -- columns -----------------------------------------------------------------------------------------------------
+        return self.reply(request, f"{verb.done % {'number': changed}}.", changed=changed)
 
     tasks = cells.number_column(gettext_lazy("tasks"), "total")
     queue_names = cells.column(gettext_lazy("queues"), lambda row: ", ".join(row.queues) or cells.EMPTY_VALUE)
