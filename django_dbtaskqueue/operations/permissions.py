@@ -13,7 +13,7 @@ import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db.models import Exists, OuterRef, Q, QuerySet
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 APP = "dbtaskqueue"
 REASON_MAX_LENGTH = 500  # characters
-Rule = Callable[..., bool]  # of the project
 V = TypeVar("V", bound="Verb")
 
 
@@ -135,21 +134,23 @@ class Actor:
         return {"actor": self.name[:200], "actor_id": self.key, "source": self.source}
 
     def may(self, verb: Verb, queue: str | None = None) -> bool:
-        """Whether the actor may use the verb, on a queue or at all."""
+        """Whether the actor may use the verb on a queue, or on any queue at all, as far as permissions say.
+
+        The user must be active and have the verb's own permission. An action asks again for each queue.
+        """
         if self.user is None:
             return True
-        if not self.scope.operate and verb != VIEW_PAYLOAD:
+        if (not self.scope.operate and verb != VIEW_PAYLOAD) or not self.user.has_perm(f"{APP}.{verb.permission}"):
             return False
-        in_scope = queue is None or not self.scope.queues or queue in self.scope.queues
-        return in_scope and can_operate(self.user, verb, queue)
+        return queue is None or (self.sees(queue) and _allows("CAN_OPERATE", self.user, verb.name, queue))
 
     def sees(self, queue: str) -> bool:
+        """Whether no token and no rule hides a queue. The permissions of the models are asked for besides."""
         in_scope = not self.scope.queues or queue in self.scope.queues
-        return self.user is None or (in_scope and can_view(self.user, queue))
+        return self.user is None or (in_scope and _allows("CAN_VIEW", self.user, queue))
 
     @cached_property
     def sees_all(self) -> bool:
-        """Whether no rule and no token hides a queue from the actor."""
         return self.user is None or (not self.scope.queues and conf.settings().can_view is None)
 
 
@@ -175,27 +176,6 @@ def check_search(search: Search, actor: Actor) -> None:
     """Raise ``PermissionDenied`` unless the actor may see what the search reveals of payloads."""
     if fault := search_fault(actor, search):
         raise PermissionDenied(fault)
-
-
-def can_operate(user: User, verb: Verb, queue: str | None = None) -> bool:
-    """Whether ``user`` is active, has the verb's own permission, and the project's rule allows it on ``queue``.
-
-    Without a queue: whether on any queue at all, as far as permissions say. An action asks again for each queue.
-    """
-    permitted = user.has_perm(f"{APP}.{verb.permission}")
-    if queue is None or not permitted:
-        return permitted
-    rule = _rule("CAN_OPERATE", "(user, verb, queue)")
-    return can_view(user, queue) and (rule is None or bool(rule(user, verb.name, queue)))
-
-
-def can_view(user: User, queue: str) -> bool:
-    """Whether the project's rule lets ``user`` view ``queue``; without a rule everybody may.
-
-    The permissions of the models (``view_task`` and so on) are asked for besides.
-    """
-    rule = _rule("CAN_VIEW", "(user, queue)")
-    return rule is None or bool(rule(user, queue))
 
 
 def all_queues() -> list[str]:
@@ -235,13 +215,15 @@ def search_fault(who: User | Actor | None, search: Search) -> str:
     )
 
 
-def _rule(key: str, given: str) -> Rule | None:
+def _allows(key: str, *given: object) -> bool:
+    """Ask a rule of the project; without a rule all is allowed."""
     if (path := getattr(conf.settings(), key.lower())) is None:
-        return None
+        return True
     rule = conf.imported(f'DBTASKQUEUE["{key}"]={path!r}', path)
     if not callable(rule):
-        raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} is not callable: {given} -> bool.')
-    return cast(Rule, rule)
+        names = "(user, verb, queue)" if key == "CAN_OPERATE" else "(user, queue)"
+        raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} is not callable: {names} -> bool.')
+    return bool(rule(*given))
 
 
 @cache

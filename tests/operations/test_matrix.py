@@ -25,7 +25,7 @@ from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, 
 from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest
-from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb, can_operate
+from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb
 from django_dbtaskqueue.operations.schedules import SCHEDULE_VERBS
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, TASK_VERBS, VERBS, VerbOptions
 from tests.factories import QUEUE, make_task
@@ -460,9 +460,9 @@ def test_the_one_question_behind_all_of_it() -> None:
     for verb in VERBS.values():
         with taken_back():
             users |= {role: make_user(role, verb) for role in own_to_each}
-            found = {role: can_operate(user, verb, QUEUE) for role, user in users.items()}
+            found = {role: Actor(user).may(verb, QUEUE) for role, user in users.items()}
             assert found == {name: role.may != "no" for name, role in ROLES.items()}, verb.name
-            assert not can_operate(AnonymousUser(), verb)  # type: ignore[arg-type]
+            assert not Actor(AnonymousUser()).may(verb)  # type: ignore[arg-type]
 
 
 def test_pages_offer_each_verb_to_those_who_may() -> None:
@@ -478,5 +478,5 @@ def test_pages_offer_each_verb_to_those_who_may() -> None:
 def test_a_rule_that_is_none_is_named(settings: Any, admin_user: Any) -> None:
     for path in ["nowhere.rule", f"{__name__}.GIVEN"]:
         settings.DBTASKQUEUE = {"CAN_OPERATE": path}
-        assert can_operate(admin_user, VERBS["pause"]), "no queue, nothing to ask"
-        refused("CAN_OPERATE", can_operate, admin_user, VERBS["pause"], "claims", error=ImproperlyConfigured)
+        assert Actor(admin_user).may(VERBS["pause"]), "no queue, nothing to ask"
+        refused("CAN_OPERATE", Actor(admin_user).may, VERBS["pause"], "claims", error=ImproperlyConfigured)
