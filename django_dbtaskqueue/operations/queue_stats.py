@@ -71,7 +71,6 @@ class Quantiles:
 
     @classmethod
     def of(cls, histogram: Mapping[int, int]) -> Quantiles:
-        """Return the quantiles of a histogram of times."""
         return cls(quantile(histogram, 0.5), quantile(histogram, 0.95))
 
 
@@ -108,17 +107,14 @@ class QueueStats:
 
     @property
     def paused(self) -> bool:
-        """Whether a pause is in force."""
         return self.pause is not None
 
     @property
     def overdue(self) -> bool:
-        """Whether a task has been due for over a minute."""
         return self.oldest is not None and self.oldest > LATE_AFTER
 
     @property
     def late(self) -> bool:
-        """Whether a task is overdue though the queue is not paused."""
         return self.overdue and not self.paused
 
     @property
@@ -162,12 +158,10 @@ class QueuesOverview:
 
     @property
     def oldest(self) -> timedelta | None:
-        """How long the task that waits longest has been due."""
         return max((row.oldest for row in self.queues if row.oldest is not None), default=None)
 
     @property
     def failed(self) -> int:
-        """Attempts that failed in the last hour."""
         return sum(row.failed for row in self.queues)
 
 
@@ -455,7 +449,6 @@ class Point:
 
     @property
     def total(self) -> int:
-        """Attempts that ended."""
         return sum(self.outcomes.values())
 
     def rate_of(self, *outcomes: str) -> float:
@@ -464,12 +457,10 @@ class Point:
 
     @property
     def run(self) -> Quantiles:
-        """How long the attempts ran."""
         return Quantiles.of(self.runs)
 
     @property
     def wait(self) -> Quantiles:
-        """How long their tasks had been due before."""
         return Quantiles.of(self.waits)
 
 

@@ -340,7 +340,10 @@ def folded(
     waits = [wait for wait in waits if wait[0] in parents and wait[1] in parents]
     for parent, child, _open in waits:
         parents[child].append(parent)
-    _set_layers({node.key: node for node in nodes}, parents)
+    known = {node.key: node for node in nodes}
+    with suppress(CycleError):  # SQL wrote it: all stay in the first layer
+        for key in TopologicalSorter(parents).static_order():
+            known[key].layer = max((known[one].layer + 1 for one in parents[key]), default=0)
     order = sorted(nodes, key=lambda node: node.layer)
     first_of = {node.key: node.key for node in order}
     for by_layer in (False, True):
@@ -377,13 +380,6 @@ def _first_equal(
         first_of[node.key] = first = known.setdefault(shape, node.key)
         known.setdefault(("chain", like, first), first)
     return first_of
-
-
-def _set_layers(nodes: Mapping[TaskKey, Node], parents: Mapping[TaskKey, Sequence[TaskKey]]) -> None:
-    """Give each node the number of the layer below its lowest parent."""
-    with suppress(CycleError):  # SQL wrote it: all stay in the first layer
-        for key in TopologicalSorter(parents).static_order():
-            nodes[key].layer = max((nodes[one].layer + 1 for one in parents[key]), default=0)
 
 
 def _set_places(graph: Graph) -> None:
