@@ -222,8 +222,6 @@ class QueueAdmin(NamedListAdmin):
             return Queue(name=object_id, overrides={})
         return stored.get(object_id)
 
-    # -- columns -----------------------------------------------------------------------------------------------------
-
     @admin.display(description=gettext_lazy("state"))
     def state(self, queue: Any) -> str:
         """Show whether the queue is late, served, or paused: by whom, why, and until when."""

@@ -284,8 +284,6 @@ class TaskAdmin(TaskPageAdmin):
         """Return the tasks that match; of a search by date those with an id of that time."""
         return within(filterset.ids, cast(TaskQuerySet, super().rows_of(filterset)))
 
-    # -- columns -----------------------------------------------------------------------------------------------------
-
     @admin.display(description=gettext_lazy("queue"))
     def queue_link(self, task: Any) -> str:
         return self.link(cells.own_text(task.queue), self.url(self.model, "changelist", q=_text_of_queue(task.queue)))

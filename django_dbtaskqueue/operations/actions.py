@@ -34,8 +34,6 @@ from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_cou
 from django_dbtaskqueue.operations.permissions import Actor, Verb, check, narrow, sole
 from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TaskVerb, VerbOptions
 
-# -- what an action changed --------------------------------------------------------------------------------------------
-
 # What an action can change of a task, and "put back as it was" restores.
 RESTORED = (
     "queue", "status", "final_status", "attempt", "priority", "ready_time", "next_process_time", "finish_time",
@@ -166,8 +164,6 @@ def _unpacked(change: TaskChange, model: type[AbstractTask]) -> list[Columns]:
         columns[name] = [field.to_python(value) for value in (packed * number if len(packed) == 1 else packed)]
     return [{name: values[at] for name, values in columns.items()} for at in range(number)]
 
-
-# -- actions -----------------------------------------------------------------------------------------------------------
 
 MAX_TASKS_PER_ACTION = 1000  # more are a bulk operation
 MAX_IDS_IN_AUDIT = 100  # that an audit entry names, of the changed and for each reason of the skipped
@@ -346,9 +342,6 @@ def _reasons_for_others(tasks: TaskQuerySet, request: ActionRequest) -> dict[int
 
     read = tasks.annotate(fits=fits).values_list("pk", "queue", "status", "fits")
     return {pk: (queue, reason(status, fits=fits)) for pk, queue, status, fits in read}
-
-
-# -- the record --------------------------------------------------------------------------------------------------------
 
 
 def record(alias: str, actor: Actor, verb: Verb, **columns: object) -> AuditEntry:

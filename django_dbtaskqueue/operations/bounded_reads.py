@@ -45,9 +45,6 @@ INDEX_SETTINGS = {
 }  # fmt: skip
 
 
-# -- statement timeout and planner settings ----------------------------------------------------------------------------
-
-
 @contextmanager
 def statement_timeout(alias: str, within: timedelta | None = None) -> Iterator[None]:
     """Cancel any statement in this block that runs longer than ``within`` (``DBTASKQUEUE["OPERATIONS_TIMEOUT"]``).
@@ -121,9 +118,6 @@ def _sqlite_time_limit(alias: str, limit: timedelta) -> Iterator[None]:
         connection.connection.set_progress_handler(None, 0)
 
 
-# -- counts ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ApproxCount:
     """A number of rows: counted exactly, counted up to a bound ("10,000+"), or estimated by the planner ("≈ 9,876")."""
@@ -177,8 +171,6 @@ def estimate(rows: Rows) -> int | None:
     (plan,) = json.loads(rows.order_by().explain(format="json"))
     return int(plan["Plan"]["Plan Rows"])
 
-
-# -- counts of queues --------------------------------------------------------------------------------------------------
 
 # Tasks of each queue by status, and how long they wait. Small numbers are counted, larger ones estimated.
 

@@ -122,9 +122,6 @@ def _unmigrated(alias: str) -> Iterator[Finding]:
         yield _error("database.migrations", words, f"{command} {alias}", alias=alias, names=", ".join(missing))
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
-
-
 def _settings(alias: str) -> Iterator[Finding]:
     rows = dict(Queue.objects.using(alias).values_list("name", "overrides")[:1000])
     for name in sorted({*conf.known_queues(), *rows}):

@@ -73,9 +73,6 @@ def explain(task: AbstractTask | TaskHistory) -> Explanation:
     return replace(found, sentence=f"{found.sentence} {note}") if note else found
 
 
-# -- what is known -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Server:
     """A living poller of the task's queue."""

@@ -13,7 +13,7 @@ import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db.models import Exists, OuterRef, Q, QuerySet
@@ -29,11 +29,7 @@ from django_dbtaskqueue.models import AuditEntry, Batch, BulkOperation, Poller, 
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.operations.bounded_reads import queue_names
 from django_dbtaskqueue.operations.search import Search, parse, reads_payload
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrPromise
-
-    Text = str | _StrPromise
+from django_dbtaskqueue.operations.search.values import Text
 
 APP = "dbtaskqueue"
 REASON_MAX_LENGTH = 500  # characters
@@ -234,8 +230,6 @@ def _system_user() -> str:
     except KeyError:  # a container's user without a name
         return f"uid {os.geteuid()}"
 
-
-# -- what an actor may view --------------------------------------------------------------------------------------------
 
 # Rows of hidden queues are left out of every list, count, chart and answer. Without ``DBTASKQUEUE["CAN_VIEW"]``, and
 # without a token for some queues, nothing is hidden and no query is made.

@@ -38,9 +38,6 @@ STOPPED_STATE = "STOPPED"
 LAST_PAUSE_YEAR = 2200
 
 
-# -- queues ------------------------------------------------------------------------------------------------------------
-
-
 def apply_to_queues(
     verb: Verb,
     queues: Sequence[str],
@@ -166,8 +163,6 @@ def is_in_use(name: str, alias: str) -> bool:
     return select(of_queue(name), model_for(name)._default_manager.using(alias).all()).exists()
 
 
-# -- pollers -----------------------------------------------------------------------------------------------------------
-
 POLLER_VERBS: Mapping[str, Verb] = {
     name: replace(CONTROL_POLLERS, name=name, label=label, effect=effect)
     for name, label, effect in (
@@ -213,8 +208,6 @@ def command_pollers(
         log(actor, found, CHANGE, f"{verb.label} {reason}".strip())
     return len(found)
 
-
-# -- shards ------------------------------------------------------------------------------------------------------------
 
 # Each batch of a move is recorded in the audits of both databases, in its transactions.
 
@@ -281,9 +274,6 @@ def _checked(queue: str, actor: Actor, named: Iterable[str]) -> tuple[str, ...]:
             words = _("DATABASES has no alias %(alias)s. It has %(known)s.")
             raise OperationRefused(words % {"alias": repr(alias), "known": ", ".join(connections.settings)})
     return homes
-
-
-# -- the settings of a queue -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,9 +289,6 @@ def alive(alias: str) -> dict[str, set[str]]:
     return {instance: {*queue_names_in(queues)} for instance, queues in rows}
 
 
-# -- health ------------------------------------------------------------------------------------------------------------
-
-
 def _health(found: QueuesOverview) -> Health:
     """Return how the queues are. The tasks of a paused queue wait on purpose: it is named as paused, not as late."""
     late, unserved = found.late, [row.queue for row in found.queues if row.unserved]
@@ -337,8 +334,6 @@ def names_of(names: Sequence[str]) -> str:
     left = len(names) - MAX_QUEUES_NAMED
     return shown if left <= 0 else _("%(shown)s and %(count)s more") % {"shown": shown, "count": left}
 
-
-# -- trends ------------------------------------------------------------------------------------------------------------
 
 # What happened over time, from the counts by the minute: rates, durations, and groups of failures.
 
@@ -390,9 +385,6 @@ def failure_shares(alias: str, queues: Sequence[str]) -> Iterator[tuple[str, flo
         yield queue, failed_now / max(1.0, ended_now), failed_before / max(1.0, ended_before)
 
 
-# -- payload types -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class TypeStats:
     """The newest ended tasks of one payload type of a queue."""
@@ -431,9 +423,6 @@ def stats_of_types(queue: str) -> list[TypeStats]:
 def _quantiles(times: Iterable[timedelta | None]) -> Quantiles:
     found = sorted(max(time.total_seconds(), 0.0) for time in times if time is not None)
     return Quantiles(found[len(found) // 2], found[len(found) * 95 // 100]) if found else NO_QUANTILES
-
-
-# -- rates and durations -----------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

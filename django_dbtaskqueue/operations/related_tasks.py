@@ -105,9 +105,6 @@ def _read(edges: QuerySet[Dependency], alias: str, there: str, actor: Actor | No
     return found
 
 
-# -- steps -------------------------------------------------------------------------------------------------------------
-
-
 def steps_of(task: AbstractTask) -> list[Step]:
     """Return the last steps of a task, in their order."""
     return list(_newest_first(task)[:MAX_STEPS_SHOWN])[::-1]

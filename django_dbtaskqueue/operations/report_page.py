@@ -104,9 +104,6 @@ def _contents(names: tuple[str, ...]) -> list[str]:
     return [(STATIC_FOLDER / name).read_text(encoding="utf-8") for name in names]
 
 
-# -- charts and maps ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Line:
     """One line of a chart."""

@@ -163,9 +163,6 @@ def _field(text: str, values: Collection[int], size: int) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-# -- django-celery-beat ------------------------------------------------------------------------------------------------
-
-
 def _celery_row(row: Row) -> Imported:
     timing = row.interval or row.crontab or row.solar or row.clocked or "no schedule"
     return Imported(row.name, row.task, str(timing), paused=not row.enabled)
@@ -219,9 +216,6 @@ def _of_crontab(row: Row) -> Definition:
 def _payload(args: object, kwargs: object) -> object:
     """Return a payload for arguments: the keyword arguments, if there are no others."""
     return {"args": args, "kwargs": kwargs} if args else kwargs or None
-
-
-# -- django-q2 ---------------------------------------------------------------------------------------------------------
 
 
 def _q_row(row: Row) -> Imported:

@@ -181,8 +181,6 @@ def check_schedules(**_: object) -> Iterator[CheckMessage]:
             )
 
 
-# -- verbs -------------------------------------------------------------------------------------------------------------
-
 ADD_SCHEDULE = Verb(
     "add_schedule", gettext_lazy("New schedule"), gettext_lazy("From its next tick on, pollers enqueue its tasks."),
     ngettext_lazy("%(number)s schedule made", "%(number)s schedules made", "number"), "add_schedule",

@@ -197,8 +197,6 @@ def uniqueness_note(reference: str | None) -> str:
     return words.get(kind, "")
 
 
-# -- the bounds of what comes in ---------------------------------------------------------------------------------------
-
 # Texts, numbers, times and JSON from outside, read once or refused with the field's name: no value reaches the database
 # that it cannot store, or that Python cannot read back.
 

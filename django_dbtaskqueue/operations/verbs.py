@@ -31,8 +31,6 @@ from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS
 from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, VIEW_PAYLOAD, Actor, Verb, by_name, check_queue
 
-# -- what a verb asks for ----------------------------------------------------------------------------------------------
-
 TIMES = {"older_than", "delay"}  # the options that are stored as seconds
 
 
@@ -177,9 +175,6 @@ def _with_secrets(stored: Any, shown: Any, edited: Any, path: str) -> Any:
 
 def _is_masked(path: str) -> OperationRefused:
     return OperationRefused(gettext("%(path)s is masked and cannot be changed here.") % {"path": path})
-
-
-# -- verbs -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

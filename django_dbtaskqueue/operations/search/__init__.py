@@ -13,18 +13,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
 
 from django.utils.translation import gettext, gettext_lazy as _
 
 from django_dbtaskqueue.core.columns import INTEGER_TYPES, LONG, searched
 from django_dbtaskqueue.core.exceptions import SearchError
-from django_dbtaskqueue.operations.search.values import READERS, Match, Piece, Reader, meant, written
+from django_dbtaskqueue.operations.search.values import READERS, Match, Piece, Reader, Text, meant, written
 from django_dbtaskqueue.operations.serializers import is_storable
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrPromise
 
 __all__ = ["Search", "from_url", "parse", "to_text", "to_url"]
 
@@ -35,7 +31,7 @@ class Qualifier:
 
     name: str
     kind: str  # a key of ``values.READERS``
-    help: str | _StrPromise  # translated when it is shown
+    help: Text
 
 
 QUALIFIERS = {

@@ -152,9 +152,6 @@ def _number(column: str, match: Match) -> Q:
     return Q(**{f"{column}__{LOOKUPS[match.op]}": int(match.value)})
 
 
-# -- times -------------------------------------------------------------------------------------------------------------
-
-
 def bounds_of(match: Match) -> list[tuple[str, timedelta | datetime]]:
     """Return a match of a time as comparisons with it: (operator, how long ago or which moment)."""
     value = dated(match.value)
@@ -197,8 +194,6 @@ def since(column: str, text: str, alias: str) -> Q:
     match = values.READERS["time"](Piece(f"{'<' if span_of(text) else '>='}{text}"), "since")
     return _time(column, match, alias)
 
-
-# -- dates as ranges of ids --------------------------------------------------------------------------------------------
 
 # Ids and creation times rise together, so the primary key finds a date. A time column has no index, because every
 # enqueue and every settle would pay for it.
@@ -258,9 +253,6 @@ def _creation_times(search: Search, session: Session) -> tuple[datetime | None, 
             lows += [min(one["low"] for one in found)] if all("low" in one for one in found) else []
         highs += [max(one["high"] for one in found)] if all("high" in one for one in found) else []
     return max(lows, default=None), min(highs, default=None)
-
-
-# -- the filter set ----------------------------------------------------------------------------------------------------
 
 
 class SearchField(forms.CharField):
@@ -387,8 +379,6 @@ def whole_page(rows: Rows, size: int, *, before: int | None = None, after: int |
     newer = shown[0].pk if shown and before is not None else None
     return Page(shown, newer, shown[-1].pk if len(found) > size else None)
 
-
-# -- windowed search ---------------------------------------------------------------------------------------------------
 
 # A search first runs as it is. When that takes too long, the page holds the matches among the next ``WINDOW_ROWS``, and
 # says so; a search that goes on reads window after window until one has a match. No page reads all of a large table.

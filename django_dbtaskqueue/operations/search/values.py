@@ -12,7 +12,7 @@ from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from string import ascii_lowercase, ascii_uppercase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, F, Func, Value
@@ -29,6 +29,7 @@ from django_dbtaskqueue.operations.serializers import MAX_WHOLE_NUMBER, YEARS
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
 
+Text = Union[str, "_StrPromise"]  # translated now, or when it is shown
 WHOLE_NUMBER = re.compile(r"-?\d{1,19}")
 JSON_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 NEARLY_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -80,7 +81,7 @@ def _text(piece: Piece, _term: str) -> Match:
     return Match(TEXT_OPS[piece.star + 2 * piece.star_first], piece.text)
 
 
-def _fragment(op: str, when_empty: str | _StrPromise) -> Reader:
+def _fragment(op: str, when_empty: Text) -> Reader:
     """The beginning of a text (``^``), or any part of it, in any case (``=``). A star at the end changes nothing."""
 
     def read(piece: Piece, term: str) -> Match:
@@ -109,7 +110,7 @@ def _choice(*known: str) -> Reader:
     return read
 
 
-def _ordered(value: Callable[[str, str], str], unequal: str | _StrPromise = "") -> Reader:
+def _ordered(value: Callable[[str, str], str], unequal: Text = "") -> Reader:
     """A value that can be compared: ``3``, ``>=3``, ``1..5``.
 
     ``value`` returns the one form of a text. ``unequal`` says what to write because nothing but a day can be equal.
@@ -231,8 +232,6 @@ READERS: dict[str, Reader] = {
     "time": _ordered(_time, gettext_lazy("say before or after: <%(value)s or >%(value)s.")),
 }
 
-
-# -- masked values -----------------------------------------------------------------------------------------------------
 
 # Comparisons with errors and with values inside JSON. They see what pages show: secrets are masked.
 #
