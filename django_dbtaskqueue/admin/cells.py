@@ -43,10 +43,7 @@ def local(value: datetime) -> datetime:
 
 
 def stamp(value: datetime | None, text: str | None = None, *, ages: bool = False) -> str:
-    """Return a time as ``<time>``: to the second, or as ``text`` with the full time as its title.
-
-    With ``ages`` the text is an age, which the browser keeps up to date.
-    """
+    """Return a time as ``<time>``: to the second, or as ``text``, which with ``ages`` the browser keeps up to date."""
     if value is None:
         return EMPTY_VALUE
     exact = f"{local(value):%Y-%m-%d %H:%M:%S%z}"

@@ -126,10 +126,7 @@ OWN_WRITES_S = 10  # after a change a user reads from the primary this long, so 
 def show(
     page: ReadOnlyAdmin, request: HttpRequest, templates: Sequence[str], context: Callable[[], Mapping[str, Any]]
 ) -> HttpResponse:
-    """Return a page, or its part that refreshes when that was asked for, by the first of the templates that is there.
-
-    ``DBTASKQUEUE["OPERATIONS_TIMEOUT"]`` limits each statement. After that a page says how to narrow the search.
-    """
+    """Return a page or its part that refreshes, by the first template that is there; statements have a time limit."""
     request.current_app = page.admin_site.name
     live = LIVE_KEY in request.GET
     whole, part = ([f"admin/dbtaskqueue/{one}{end}.html" for one in templates] for end in ("", "_live"))
@@ -152,10 +149,7 @@ def show(
 
 
 def when_migrated(page: ReadOnlyAdmin, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Return a view that says what is wrong: no tables, settings that cannot be read, or what the user may not do.
-
-    A page is read from a standby if there is one.
-    """
+    """Return a view that says what is wrong: tables, settings, permissions. It reads from a standby if there is one."""
 
     @wraps(view)
     def entry(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:

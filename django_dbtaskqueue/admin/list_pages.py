@@ -73,7 +73,6 @@ class PageColumn(tables.Column):  # type: ignore[misc]  # publishes no types
         self._page = page if name in links else None
 
     def cell(self, record: Model, place: int) -> str:
-        """Return the cell. The table escapes text from a row."""
         value = self._value(record)
         shown = cells.own_text(value) if type(value) is str and value else "" if value is None else value
         if self._page and shown != "":
@@ -139,7 +138,6 @@ class ListAdmin(ReadOnlyAdmin):
         return self.filterset(request.GET, queryset=self.get_queryset(request), request=request)
 
     def rows_of(self, filterset: Any) -> QuerySet[Any]:
-        """Return the rows that a bound FilterSet selects; none if it has an error."""
         rows: QuerySet[Any] = filterset.qs if filterset.is_valid() else filterset.queryset.none()
         return rows.defer(*self.long_columns)
 
@@ -171,9 +169,8 @@ class ListAdmin(ReadOnlyAdmin):
         }
 
     def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
-        """Return one page of the rows, and how many rows were searched for it."""
-        before, after = place["before"], place["after"]
-        return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after, **search_effort(request))
+        effort: dict[str, Any] = search_effort(request)
+        return page_of(rows, filterset.queryset, PAGE_ROWS, **place, **effort)
 
     def found(self, rows: QuerySet[Any], page: Page, place: int | None, filterset: Any) -> str:
         """Return how many rows there are, in words; of a search in parts how many it found so far."""
@@ -196,7 +193,8 @@ class ListAdmin(ReadOnlyAdmin):
         rough = estimate(filterset.qs)  # a range of ids and the dates it stands for would count twice for the planner
         if rough is None or (count is not None and rough <= count.number):
             return count
-        return ApproxCount(_rounded(rough), estimated=True)
+        unit = 10 ** max(len(str(rough)) - 2, 0)  # of the second digit
+        return ApproxCount(round(rough / unit) * unit, estimated=True)
 
 
 def part_of_name() -> object:
@@ -231,7 +229,6 @@ class SmallListAdmin(ListAdmin):
         return Page(list(rows[: self.most_rows]))
 
     def count(self, rows: Any, found: Page, place: int | None, filterset: Any) -> ApproxCount | None:
-        """Return how many rows the one page has; the places in an address mean nothing here."""
         return super().count(rows, found, None, filterset)
 
 
@@ -244,7 +241,6 @@ class NamedListAdmin(SmallListAdmin):
         return list(self.get_queryset(request))
 
     def rows_of(self, filterset: Any) -> list[Any]:  # type: ignore[override]
-        """Return those with the given part of a name: a list."""
         part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
         return [row for row in self.listed(filterset.request) if part.lower() in row.name.lower()]
 
@@ -287,12 +283,6 @@ def search_effort(request: HttpRequest) -> dict[str, timedelta]:
     if LOOKED_KEY in request.GET:
         return {"look_on": LOOK_ON_TIME}
     return {"patience": conf.settings().operations_timeout} if FULL_SEARCH_KEY in request.GET else {}
-
-
-def _rounded(number: int) -> int:
-    """Round an estimate to its two first digits."""
-    unit: int = 10 ** max(len(str(number)) - 2, 0)
-    return round(number / unit) * unit
 
 
 def _id(request: HttpRequest, key: str) -> int | None:

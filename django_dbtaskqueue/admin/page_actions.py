@@ -182,8 +182,7 @@ def is_on_all(request: HttpRequest) -> bool:
 
 def bound_form(request: HttpRequest, kind: Callable[..., forms.Form]) -> Any:
     """Return the form as the confirmation page posted it, or an empty one if the page was not shown yet."""
-    answered = "confirm" in request.POST or "recount" in request.POST
-    return kind(request.POST) if answered else kind()
+    return kind(request.POST) if {"confirm", "recount"} & request.POST.keys() else kind()
 
 
 def confirmed(request: HttpRequest, form: forms.Form) -> bool:
@@ -246,15 +245,12 @@ def _act_on_all(
     options = form.options()
     if not confirmed(request, form):
         preview = bulk.preview(verb, search, options=options, actor=actor)
+        how = _("This runs in the background, in steps. Its page shows how far it is; you can stop it there.")
+        undo = _("Afterwards you can put the tasks back as they were, on the same page.") if verb.undoable else ""
+        sentences = filter(None, (*preview.sentences[1:], how, undo))
+        items = with_errors([to_text(search)], permissions.narrow(FailureGroup.objects.using(table.db), actor))
         possible = preview.eligible is None or bool(preview.eligible)
-        sentences = [
-            *preview.sentences[1:],
-            _("This runs in the background, in steps. Its page shows how far it is; you can stop it there."),
-            *([_("Afterwards you can put the tasks back as they were, on the same page.")] if verb.undoable else []),
-        ]
-        groups = permissions.narrow(FailureGroup.objects.using(table.db), actor)
-        shown = with_errors([to_text(search)], groups)
-        return ask(page, request, verb, form, sentences=sentences, items=shown, possible=possible)
+        return ask(page, request, verb, form, sentences=sentences, items=items, possible=possible)
     operation = bulk.start(verb, search, actor, form.reason(), options=options)
     address = page.url(BulkOperation, "change", operation.pk)
     return page.reply(request, _("The bulk operation has started."), address=address)

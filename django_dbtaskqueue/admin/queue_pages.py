@@ -83,10 +83,7 @@ def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[st
 
 
 def heat_map(kind: str, title: str, points: Sequence[queue_stats.Point]) -> dict[str, Any]:
-    """Return the histograms of steps of points as a map: of each duration, the longest first, the counts by step.
-
-    The heat of a cell is its share of the step's attempts.
-    """
+    """Return histograms as a map: of each duration, the longest first, counts by step. Heat is a share of the step."""
     steps = [points[max(end - POINTS_PER_STEP, 0) : end] for end in range(len(points), 0, -POINTS_PER_STEP)][::-1]
     counts = [Counter[int]() for _step in steps]
     for step, found in zip(steps, counts, strict=True):

@@ -1,7 +1,4 @@
-"""Schedules: when each comes next, what the code says and what a person changed. Batches: how far each is, its graph.
-
-And the verbs on them.
-"""
+"""Schedules: when each comes, what the code says, what a person changed; batches: how far each is; their verbs."""
 
 from __future__ import annotations
 

@@ -81,10 +81,7 @@ class TaskPageFilter(TaskFilter):
 
     @cached_property
     def numbers(self) -> dict[str, ApproxCount]:
-        """How many tasks of the searched queue are in each status; empty if the search has other terms.
-
-        They would be more tasks than the search finds.
-        """
+        """How many tasks of the queue are in each status; empty if the search has other terms: it finds fewer."""
         queues, actor = self.search.queues(), viewer(self.request)
         for term in self.search.terms:
             named = term.name == "queue" and not term.negated and tuple(one.value for one in term.matches) == queues
@@ -106,15 +103,18 @@ def pickers(page: TaskPageAdmin, filterset: TaskPageFilter) -> dict[str, object]
         number = str(filterset.numbers.get(status, ""))
         tabs.append((status, _of_status(search, status, request.path), number, found == {status} and not every))
     names = sorted(filter(actor.sees, {*known_queues(), *queue_names(filterset.place), *queues}))
-    order = request.GET.get(SORT_KEY, "")
+    few, order = names[:MAX_QUEUES_TO_PICK], request.GET.get(SORT_KEY, "")
+    # What the search box completes: the qualifiers under "", the values of a qualifier under its name.
+    begins = [f"{name}:" for name in QUALIFIERS if name] + [f"{name}." for name in LONG]
+    words = {"": begins, "status": [*map(str, Status)], "is": list(STATE_NAMES)}
     return {
         "tabs": [] if page.base_search else tabs,
         "picks": [
-            _pick("queue", _("Queue"), names if len(names) <= MAX_QUEUES_TO_PICK else [], search),
+            _pick("queue", _("Queue"), names if few == names else [], search),
             _pick("is", _("State"), STATE_NAMES, search),
         ],
         "sorts": [(key, label, key == order) for key, (label, _by) in SORTS.items()],
-        "words": json.dumps(_search_words(names[:MAX_QUEUES_TO_PICK])),
+        "words": json.dumps(words | {"queue": [text_of(queue=name).partition(":")[2] for name in few]}),
     }
 
 
@@ -143,13 +143,6 @@ def _of_status(search: Search, status: str | None, path: str) -> str:
 
 def _address(search: Search, path: str) -> str:
     return f"{path}?{urlencode({'q': to_text(search)})}" if search else path
-
-
-def _search_words(queues: Sequence[str]) -> dict[str, list[str]]:
-    """Return what the search box completes: the qualifiers under "", the values of a qualifier under its name."""
-    names = [f"{name}:" for name in QUALIFIERS if name] + [f"{name}." for name in LONG]
-    known = {"status": [str(status) for status in Status], "is": list(STATE_NAMES)}
-    return {"": names, **known, "queue": [text_of(queue=name).partition(":")[2] for name in queues]}
 
 
 def search_context(filterset: Any, path: str) -> dict[str, Any]:
@@ -193,10 +186,8 @@ def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResp
     if mine.count() >= MAX_SAVED_SEARCHES and not mine.filter(name=name).exists():
         words = _("You have %(most)s saved searches. Delete one first.")
         raise OperationRefused(words % {"most": MAX_SAVED_SEARCHES})
-    shared = request.POST.get("view_shared") == "1"
-    mine.update_or_create(
-        owner=request.user.get_username(), name=name, defaults={"query": to_text(search), "shared": shared}
-    )
+    given = {"query": to_text(search), "shared": request.POST.get("view_shared") == "1"}
+    mine.update_or_create(owner=request.user.get_username(), name=name, defaults=given)
     return page.reply(request, _("Saved as %(name)s.") % {"name": name})
 
 
@@ -204,8 +195,6 @@ def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResp
 
 MAX_TIMELINE_ATTEMPTS = 50
 MAX_TIMELINE_MESSAGE = 300  # characters
-
-
 Event = dict[str, Any]  # of a task, in the past or in the future
 
 
@@ -242,7 +231,6 @@ class TaskAdmin(TaskPageAdmin):
         return permitted(request, [verb for verb in TASK_VERBS.values() if statuses & set(verb.sources)])
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        """Save a search, enqueue a copy, or act on the ticked rows or on all that match the address."""
         if {"save_view", "forget_view"} & request.POST.keys():
             return change_saved_searches(self, request)
         return enqueue_copy(self, request) if "again" in request.POST else act_on_tasks(self, request)
@@ -258,16 +246,15 @@ class TaskAdmin(TaskPageAdmin):
         return context | pickers(self, filterset) | search_context(filterset, request.path)
 
     def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
-        """Return one page. A search without an index reads a limited number of rows."""
         search, size = filterset.search, list_pages.PAGE_ROWS
-        effort = list_pages.search_effort(request)
+        effort: dict[str, Any] = list_pages.search_effort(request)
         if not effort and query.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
             queues = search.queues()
             return query.page_of_processing(cast(TaskQuerySet, rows), queues, size, **place)
         among = within(filterset.ids, query.indexed_part(search, filterset.queryset))
         if order := SORTS.get(request.GET.get(SORT_KEY, "")):
             return query.sorted_page(rows, among, size, order[1])
-        return query.page_of(rows, among, size, before=place["before"], after=place["after"], **effort)
+        return query.page_of(rows, among, size, **place, **effort)
 
     def count(self, rows: QuerySet[Any], found: Page, place: int | None, filterset: Any) -> ApproxCount | None:
         """Return how many tasks match, and let the tabs of the same tasks show the same number."""
@@ -281,7 +268,6 @@ class TaskAdmin(TaskPageAdmin):
         return count
 
     def rows_of(self, filterset: Any) -> TaskQuerySet:
-        """Return the tasks that match; of a search by date those with an id of that time."""
         return within(filterset.ids, cast(TaskQuerySet, super().rows_of(filterset)))
 
     @admin.display(description=gettext_lazy("queue"))
@@ -329,9 +315,9 @@ class TaskAdmin(TaskPageAdmin):
         """Return the facts of this task; optional ones only if they have a value."""
         filled = [name for name in SHOWN_IF_SET if getattr(row, name)]
         names = (
-            *("status_badge", "situation", "queue_link", "reference", "attempts_made"),
-            *("waited", "took", "poller", "priority"),
-        )
+            "status_badge", "situation", "queue_link", "reference", "attempts_made", "waited", "took", "poller",
+            "priority",
+        )  # fmt: skip
         return (*names, *filled, *own_fields(row._meta.model), *(["group_link"] if row.fingerprint else []))
 
     @admin.display(description=gettext_lazy("batch"))
@@ -371,9 +357,8 @@ class TaskAdmin(TaskPageAdmin):
     def _related(self, task: Any, there: str, actor: permissions.Actor) -> tuple[list[Any], int]:
         """Return parents or children with the addresses of their pages, and how many more there are."""
         found, more = related(task, there, actor)
-        return [
-            (one, self.task_url(one.location, one.id), cells.status_badge(one.status or "?")) for one in found
-        ], more
+        rows = [(one, self.task_url(one.location, one.id), cells.status_badge(one.status or "?")) for one in found]
+        return rows, more
 
     def _step_note(self, step: Step, *, seen: bool) -> str:
         """Return until when a step lasts, or its result to users who may see results."""
@@ -464,10 +449,7 @@ def _waited(task: Any) -> timedelta | None:
 
 
 def _took(task: Any) -> timedelta | None:
-    """Return the time from the last checkout to the stored result, or until now.
-
-    It is longer than the run time in the figures of a queue, because a poller checks out and stores in batches.
-    """
+    """Return the time from the last checkout to the stored result, or until now. Both happen in batches."""
     end = task.clock if task.status == Status.PROCESSING else task.finish_time
     return end - task.start_time if end and task.start_time else None
 

@@ -89,21 +89,14 @@ def named(tasks: Sequence[AbstractTask]) -> list[dict[str, Any]]:
 
 def actions_on(task: AbstractTask) -> list[TaskChange]:
     """Return what operators did to a task, the newest first, each with its audit entry."""
-    near: QuerySet[TaskChange] = (
-        TaskChange.objects.using(task._state.db)
-        .filter(location=task._meta.label_lower, first_task_id__lte=task.pk, last_task_id__gte=task.pk, skip_reason="")
-        .select_related("audit")
-        .defer("before")
-        .order_by("-pk")
-    )
-    return [change for change in near[:MAX_ACTIONS_OF_TASK] if task.pk in change.task_ids]
+    here = {"location": task._meta.label_lower, "first_task_id__lte": task.pk, "last_task_id__gte": task.pk}
+    near = TaskChange.objects.using(task._state.db).filter(**here, skip_reason="").order_by("-pk")
+    found = near.select_related("audit").defer("before")[:MAX_ACTIONS_OF_TASK]
+    return [change for change in found if task.pk in change.task_ids]
 
 
 def restore(change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, actor: Actor) -> ActReport:
-    """Put the tasks of a change back as they were, where the actor may use its verb.
-
-    A task that changed since the action stays as it is; one that is not in ``tasks`` counts as not there.
-    """
+    """Put the tasks of a change back as they were, but those that changed since, or that the actor may not change."""
     before = dict(zip(change.task_ids, map(_as_waiting, _unpacked(change, tasks.model)), strict=True))
     rows = tasks.filter(pk__in=change.task_ids)
     now = {task.pk: task for task in rows.only("queue", "reference", "last_update_time")}

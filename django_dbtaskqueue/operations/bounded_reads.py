@@ -1,7 +1,4 @@
-"""Reads with bounded cost: a statement timeout, planner settings, and counts that stop at a bound.
-
-A page, a command or an API answer never keeps the database busy for long, however large a table is.
-"""
+"""Reads that never keep the database busy for long: a statement timeout, and counts that stop at a bound."""
 
 from __future__ import annotations
 

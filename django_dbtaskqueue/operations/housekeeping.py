@@ -1,8 +1,4 @@
-"""Housekeeping: runs the batches of ``flow.retention`` by the retention settings, one turn at a time.
-
-``manage.py housekeeptasks`` and pollers (``HOUSEKEEPING``) do it. Any number of processes may do it at the same time:
-each batch skips rows that another process has locked.
-"""
+"""Housekeeping: the batches of ``flow.retention`` in turns. Many processes may do it: a batch skips locked rows."""
 
 from __future__ import annotations
 

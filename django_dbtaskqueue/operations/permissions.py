@@ -130,10 +130,7 @@ class Actor:
         return {"actor": self.name[:200], "actor_id": self.key, "source": self.source}
 
     def may(self, verb: Verb, queue: str | None = None) -> bool:
-        """Whether the actor may use the verb on a queue, or on any queue at all, as far as permissions say.
-
-        The user must be active and have the verb's own permission. An action asks again for each queue.
-        """
+        """Whether the user has the verb's own permission; on a queue, whether token and rules allow it there, too."""
         if self.user is None:
             return True
         if (not self.scope.operate and verb != VIEW_PAYLOAD) or not self.user.has_perm(f"{APP}.{verb.permission}"):

@@ -100,10 +100,7 @@ def change_settings(
 def new_overrides(
     queue: str, before: Mapping[str, object], values: Mapping[str, object], reset: Sequence[str] = ()
 ) -> dict[str, object]:
-    """Return a queue's overrides with ``values`` set and those in ``reset`` removed.
-
-    Raises ``ImproperlyConfigured`` for an unknown setting, a bad value, and what no operator may change.
-    """
+    """Return overrides with ``values``, without ``reset``. Raises ``ImproperlyConfigured`` for what may not be set."""
     where = str(_("Queue %(name)s") % {"name": queue})
     for name in set(reset).difference(before):
         check_name(name, where=where)

@@ -79,10 +79,7 @@ NO_QUANTILES = Quantiles()
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The figures of a queue: times and failures of the last hour, rates per second of the last five minutes.
-
-    ``stale``: tasks whose lease ran out.
-    """
+    """The figures of a queue in the last hour; rates per second, of five minutes. Stale: tasks whose lease ran out."""
 
     DOCUMENT: ClassVar = (
         "queue", "paused", "pause", "late", "pollers", "oldest", "rate_in", "rate_out", "failed", "drain", "run",

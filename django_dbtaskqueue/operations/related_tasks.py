@@ -76,10 +76,7 @@ def waits_for(task: AbstractTask, alias: str) -> tuple[str, Mapping[str, object]
 
 
 def related(task: AbstractTask, there: str, actor: Actor) -> tuple[list[RelatedTask], int]:
-    """Return the first of what a task waits or waited for ("parent"), or of what waits for it ("child").
-
-    And how many more there are, counted no further than 10,000.
-    """
+    """Return the first of what a task waits for ("parent"), or of what waits for it ("child"), and how many more."""
     alias = str(task._state.db)
     edges = _edges(task, alias, "child" if there == "parent" else "parent")
     found = _read(edges.order_by("pk")[:MAX_RELATED_SHOWN], alias, there, actor)
@@ -380,10 +377,7 @@ def _first_equal(
 
 
 def _set_places(graph: Graph) -> None:
-    """Give each box its place: inside a layer the failed first, then each near the middle of its parents.
-
-    A wide layer is broken into rows, so that the page stays readable.
-    """
+    """Give each box its place: the failed first, then near the middle of its parents. A wide layer has several rows."""
     layers: defaultdict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         layers[node.layer].append(node)

@@ -48,10 +48,7 @@ def minute(value: str | None) -> str:
 
 
 def report_body(kind: str, figures: Figures) -> SafeString | None:
-    """Return the page of a report for another page to show; None for figures of another version or kind.
-
-    Secrets are masked.
-    """
+    """Return a report for another page to show, secrets masked; None for figures of another version or kind."""
     if kind not in CONTEXTS:
         return None
     found: Figures = cast("Figures", _texts_masked(figures))

@@ -1,7 +1,4 @@
-"""Schedules of django-celery-beat and django-q2, as ours: what becomes of each row, and why some rows cannot come.
-
-Their own code reads their rows, so a cron text means what it means there. Nothing of theirs is changed.
-"""
+"""Schedules of django-celery-beat and django-q2, as ours. Their own code reads their rows, which stay as they are."""
 
 from __future__ import annotations
 

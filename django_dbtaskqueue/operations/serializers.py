@@ -125,10 +125,7 @@ def summary(task: AbstractTask | TaskHistory, *, payload: bool = True) -> TaskSu
 
 
 def detail(task: AbstractTask | TaskHistory, *, payload: bool) -> Document:
-    """Return all of a task, secrets masked; what was enqueued and what came of it only with ``payload``.
-
-    Of a task that left its table also when it did; what only a table knows is None.
-    """
+    """Return all of a task, secrets masked; what was enqueued and what came of it only with ``payload``."""
     found = summary(task, payload=payload)
     if isinstance(task, TaskHistory):
         found |= {"id": task.task_id, "moved_time": task.moved_time}

@@ -187,10 +187,7 @@ def _time(column: str, match: Match, alias: str) -> Q:
 
 
 def since(column: str, text: str, alias: str) -> Q:
-    """Return the condition for a time from ``text`` on: an age, a day, a time, or a time of day.
-
-    Raises ``SearchError``.
-    """
+    """Return the condition for a time from ``text`` on: an age, a day, a time of day. Raises ``SearchError``."""
     match = values.READERS["time"](Piece(f"{'<' if span_of(text) else '>='}{text}"), "since")
     return _time(column, match, alias)
 
@@ -365,10 +362,7 @@ class Page:
 
 
 def whole_page(rows: Rows, size: int, *, before: int | None = None, after: int | None = None) -> Page:
-    """Return ``size`` rows, the newest first: those before an id, those after one, or the newest. No time limit.
-
-    Reads no row of another page, however far back the page lies.
-    """
+    """Return ``size`` rows, the newest first: those before an id, or after one. Reads no row of another page."""
     if after is not None:
         found = list(rows.filter(pk__gt=after).order_by("pk")[: size + 1])[::-1]
         shown = found[-size:]
@@ -480,10 +474,7 @@ def look_through(search: Search, rows: TaskQuerySet[Any], size: int, *, before: 
 
 
 def page_of_processing(rows: TaskQuerySet, names: Sequence[str], size: int, **place: int | None) -> Page:
-    """Return one page of those of ``rows`` that are PROCESSING. Such tasks are the first in ready order.
-
-    Reads the first tasks of each priority, in the queues ``names`` or in all.
-    """
+    """Return a page of the PROCESSING ones of ``rows``. Such tasks are the first of each priority in ready order."""
     session, sql = reading((rows.db, rows.model))
     with prefer_indexes(session):
         queues = list(names) or [row[0] for row in session.run(sql.names, {})]
