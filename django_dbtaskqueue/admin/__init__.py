@@ -3,8 +3,6 @@
 The classes work on any ``AdminSite``; ``register`` puts all of them on a site of a project's own.
 """
 
-from __future__ import annotations
-
 from django.apps import apps
 from django.contrib import admin
 

@@ -1,7 +1,5 @@
 """How pages show values: times, numbers, statuses, long texts, and columns made of them. All of a row is escaped."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

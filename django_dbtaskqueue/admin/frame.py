@@ -1,7 +1,5 @@
 """What all pages share: navigation, the part that refreshes, a statement timeout, and that nobody edits a row."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -94,7 +92,7 @@ def list_in_order(site: admin.AdminSite) -> None:
     site.get_app_list = get_app_list  # type: ignore[method-assign]
 
 
-def frame_of(page: ReadOnlyAdmin, request: HttpRequest) -> dict[str, Any]:
+def frame_of(page: "ReadOnlyAdmin", request: HttpRequest) -> dict[str, Any]:
     site = page.admin_site
     texts = {  # what the browser fills in
         "ago": _("%(time)s ago"),
@@ -124,7 +122,7 @@ OWN_WRITES_S = 10  # after a change a user reads from the primary this long, so 
 
 
 def show(
-    page: ReadOnlyAdmin, request: HttpRequest, templates: Sequence[str], context: Callable[[], Mapping[str, Any]]
+    page: "ReadOnlyAdmin", request: HttpRequest, templates: Sequence[str], context: Callable[[], Mapping[str, Any]]
 ) -> HttpResponse:
     """Return a page or its part that refreshes, by the first template that is there; statements have a time limit."""
     request.current_app = page.admin_site.name
@@ -148,7 +146,7 @@ def show(
         return _no_answer(page, request, {"title": _("This takes too long"), "message": message, "plain": request.path})
 
 
-def when_migrated(page: ReadOnlyAdmin, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+def when_migrated(page: "ReadOnlyAdmin", view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
     """Return a view that says what is wrong: tables, settings, permissions. It reads from a standby if there is one."""
 
     @wraps(view)
@@ -172,7 +170,9 @@ def when_migrated(page: ReadOnlyAdmin, view: Callable[..., HttpResponse]) -> Cal
     return entry
 
 
-def _no_answer(page: ReadOnlyAdmin, request: HttpRequest, facts: dict[str, Any], *, status: int = 503) -> HttpResponse:
+def _no_answer(
+    page: "ReadOnlyAdmin", request: HttpRequest, facts: dict[str, Any], *, status: int = 503
+) -> HttpResponse:
     filled = {**frame_of(page, request), **facts}
     response = TemplateResponse(request, "admin/dbtaskqueue/too_slow.html", filled, status=status)
     response.headers["Retry-After"] = "60"  # for the browser's automatic refresh

@@ -1,7 +1,5 @@
 """Lists of any size: the address holds the search, pages go by id, and counts are bounded or estimated."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """The confirmation page of a verb with its form, and what pages do to tasks: they ask for it, then act, then report."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime

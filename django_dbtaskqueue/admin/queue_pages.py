@@ -1,7 +1,5 @@
 """Queues: the overview of all with its charts, the page of each, pause and resume, settings, purge; and the doctor."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -126,7 +124,7 @@ def _count_column(status: Status | None = None) -> cells.Column:
     """Return a column with the number of tasks, in a status or in all, and a link to them."""
 
     @admin.display(description=gettext_lazy("TOTAL") if status is None else str(status))
-    def cell(page: QueueAdmin, queue: Any) -> str:
+    def cell(page: "QueueAdmin", queue: Any) -> str:
         count = queue.stats.total if status is None else queue.stats.statuses[status]
         query = text_of(queue=queue.name, **({} if status is None else {"status": status}))
         return page.link(count, page.url(model_for(queue.name), "changelist", q=query) if count else "")

@@ -1,7 +1,5 @@
 """Records: of pollers, of what operators did, of failed attempts and their groups, the history, and reports."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any

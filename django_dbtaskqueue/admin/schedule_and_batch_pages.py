@@ -1,7 +1,5 @@
 """Schedules: when each comes, what the code says, what a person changed; batches: how far each is; their verbs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

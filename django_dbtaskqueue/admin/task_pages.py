@@ -1,7 +1,5 @@
 """Tasks: the list, the page of one task, and what can be done to them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ Pages, commands and the API act through here. Permission and reason are checked 
 and its record are one transaction; if users are in another database, one there and one here.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -95,7 +93,7 @@ def actions_on(task: AbstractTask) -> list[TaskChange]:
     return [change for change in found if task.pk in change.task_ids]
 
 
-def restore(change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, actor: Actor) -> ActReport:
+def restore(change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, actor: Actor) -> "ActReport":
     """Put the tasks of a change back as they were, but those that changed since, or that the actor may not change."""
     before = dict(zip(change.task_ids, map(_as_waiting, _unpacked(change, tasks.model)), strict=True))
     rows = tasks.filter(pk__in=change.task_ids)

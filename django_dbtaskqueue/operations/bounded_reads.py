@@ -1,7 +1,5 @@
 """Reads that never keep the database busy for long: a statement timeout, and counts that stop at a bound."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter, defaultdict
@@ -9,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
@@ -25,9 +23,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.liveness import sqlstate
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.groups import Limiter
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.operations.lookup import Location
+from django_dbtaskqueue.operations.lookup import Location
 
 Rows = QuerySet[Any]  # of any model
 Found = TypeVar("Found")
@@ -135,7 +131,7 @@ class ApproxCount:
     def __bool__(self) -> bool:
         return self.number > 0
 
-    def __add__(self, other: ApproxCount) -> ApproxCount:
+    def __add__(self, other: Self) -> "ApproxCount":
         return ApproxCount(self.number + other.number, self.more or other.more, self.estimated or other.estimated)
 
 
@@ -186,7 +182,7 @@ class QueueCounts:
     stale: int = 0
     stale_seconds: float | None = None
 
-    def __add__(self, other: QueueCounts) -> QueueCounts:
+    def __add__(self, other: Self) -> "QueueCounts":
         seconds = [one for one in (self.stale_seconds, other.stale_seconds) if one is not None]
         both = {status: self.statuses[status] + other.statuses[status] for status in self.statuses}
         return QueueCounts(both, self.stale + other.stale, max(seconds, default=None))

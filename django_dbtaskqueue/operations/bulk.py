@@ -6,8 +6,6 @@ every skipped task, and the audit. So no chunk is done twice or by two workers a
 continues where the last chunk ended. Tasks enqueued after the start are not changed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

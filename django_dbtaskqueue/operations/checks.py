@@ -1,7 +1,5 @@
 """System checks: errors in the settings that Django reports before any task is enqueued."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The doctor: what is wrong with the queues, their pollers and their database, each finding with its remedy."""
 
-from __future__ import annotations
-
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 ``explain`` reads at most nine rows or short ranges by an index. It names what an operator must mend first.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress

@@ -1,12 +1,11 @@
 """Housekeeping: the batches of ``flow.retention`` in turns. Many processes may do it: a batch skips locked rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
 from math import inf
+from typing import Self
 
 from django.db import DatabaseError, OperationalError, connections, transaction
 
@@ -46,7 +45,7 @@ class RetentionPolicy:
     audit: timedelta | None = None  # audit entries, and bulk operations that have ended
 
     @classmethod
-    def of_settings(cls) -> RetentionPolicy:
+    def of_settings(cls) -> Self:
         found = conf.settings()
         return cls(**{age.name: getattr(found, f"keep_{age.name}") for age in fields(cls)})
 

@@ -5,8 +5,6 @@ Verbs over a selection are the queryset's: ``search("mail", status="ERROR").repr
 selects by id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from datetime import datetime
 

@@ -6,8 +6,6 @@ user's permissions allow. ``DBTASKQUEUE["CAN_VIEW"]``, the dotted path of ``(use
 a user may not view is in no list, count, chart or answer, and no verb works on it.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -4,8 +4,6 @@ Permission is checked first. The change and its record are one transaction. Ever
 starts after the commit sees a pause, and a poller reads settings and commands at its next heartbeat.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime

@@ -4,14 +4,12 @@ Small numbers are counted. Larger ones are estimates and are marked as such. Rat
 that pollers and producers store, never from the task table.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from django.db.models import Min, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Now, NullIf
@@ -70,7 +68,7 @@ class Quantiles:
     p95: float | None = None
 
     @classmethod
-    def of(cls, histogram: Mapping[int, int]) -> Quantiles:
+    def of(cls, histogram: Mapping[int, int]) -> Self:
         return cls(quantile(histogram, 0.5), quantile(histogram, 0.95))
 
 
@@ -193,7 +191,7 @@ def stats_of_queue(name: str) -> QueueStats:
 
 def _read(
     places: Sequence[Location], known: Iterable[str], only: Sequence[str] | None = None
-) -> tuple[_Context, list[QueueStats]]:
+) -> tuple["_Context", list[QueueStats]]:
     """Read the known queues and those that have tasks, or with ``only`` these; return them by name."""
     context = _Context(aliases_in(places))
     cells = {name: QueueCounts() for name in (only if only is not None else {*known, *context.served})}

@@ -1,7 +1,5 @@
 """What a task did in its steps, what it waits for, what waits for it; batches and their graphs. Reads are bounded."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -234,7 +232,7 @@ class Node:
     text: str  # what people call the task
     kind: str  # the same of tasks that are alike: "shard …" of shard 1 and shard 2
     number: int = 1
-    parents: list[Node] = field(default_factory=list)
+    parents: list["Node"] = field(default_factory=list)
     layer: int = 0
     x: float = 0.0
     y: float = 0.0

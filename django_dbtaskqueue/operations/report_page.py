@@ -3,8 +3,6 @@
 The pages are in English, as the reports' summaries are. Their templates load this module for its filters.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Schedules of django-celery-beat and django-q2, as ours. Their own code reads their rows, which stay as they are."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

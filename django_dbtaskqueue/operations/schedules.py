@@ -4,8 +4,6 @@ Which values of a schedule win: the code's, field by field, except where a perso
 "Back to the code". Permission is checked first. The change and its record are one transaction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime

@@ -4,8 +4,6 @@ A document is a value, whose class names its keys, a row, whose columns a ``RowD
 ``TypedDict`` describes. Each key stands once, and the API describes itself by them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,13 +1,11 @@
 """The operator's verbs as data, for the admin, the command line and the API. Their callers check permissions first."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Self
 
 from django.core.exceptions import PermissionDenied
 from django.db import IntegrityError, transaction
@@ -53,7 +51,7 @@ class VerbOptions:
         return values | {name: values[name].total_seconds() for name in TIMES}
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> VerbOptions:
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Return the options that ``to_json`` stored, and defaults for those that it did not."""
         known = {one.name: stored[one.name] for one in fields(cls) if one.name in stored}
         return cls(**known | {name: timedelta(seconds=known[name]) for name in TIMES & known.keys()})

@@ -7,12 +7,11 @@ the end of a value; quotes hold what has spaces, commas or such a star; a plain 
 Only text is read here: ``query`` asks the database.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Self
 from urllib.parse import parse_qs, urlencode
 
 from django.utils.translation import gettext, gettext_lazy as _
@@ -111,7 +110,7 @@ class Search:
     def __bool__(self) -> bool:
         return bool(self.terms)
 
-    def __and__(self, other: Search) -> Search:
+    def __and__(self, other: Self) -> "Search":
         return Search(self.terms + tuple(term for term in other.terms if term not in self.terms))
 
     def queues(self) -> tuple[str, ...]:

@@ -4,15 +4,13 @@ Terminal statuses are asked for by ``final_status``, live ones within what the c
 answers. Times are compared with the database's clock. Nothing but ``id_range`` reads.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial, reduce
 from operator import and_, or_
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import django_filters
 from django import forms
@@ -323,7 +321,7 @@ class TaskFilter(django_filters.FilterSet):  # type: ignore[misc]  # it publishe
         """All that was asked for, as one search: its text and address are ``search.to_text`` and ``to_url`` of it."""
         return self.form.search if self.is_valid() else Search()
 
-    def checked(self) -> TaskFilter:
+    def checked(self) -> Self:
         """Return this filter set; raise ``SearchError`` with its first error."""
         for name, faults in self.errors.items() if self.is_bound else ():
             raise SearchError(str(self.data.get(name, "")), str(faults[0]).partition(": ")[2] or str(faults[0]))

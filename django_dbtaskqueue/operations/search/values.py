@@ -1,7 +1,5 @@
 """Search values: how each kind of value is read from a search and written to it."""
 
-from __future__ import annotations
-
 import json
 import operator
 import re
