@@ -112,18 +112,15 @@ def number_column(title: permissions.Text, field: str) -> Column:
 
 
 def number(value: int | None) -> str:
-    """Return a number with thousands separators."""
     return EMPTY_VALUE if value is None else number_format(value, force_grouping=True)
 
 
 def progress(percent: int, text: str = "") -> str:
-    """Return a bar with a text behind it, or with the percentage."""
     html = '<progress max="100" value="{0}" aria-label="{1}">{0}%</progress> {2}'
     return format_html(html, percent, _("progress"), text or f"{percent}%")
 
 
 def in_and_out(rate_in: float, rate_out: float, rates: Sequence[float]) -> str:
-    """Return how many tasks come and go per minute, and bars of those that went."""
     return format_html("{} / {} {}", per_minute(rate_in), per_minute(rate_out), sparkline(rates))
 
 
@@ -146,7 +143,6 @@ def quantiles_text(found: Quantiles) -> str:
 
 
 def drain_text(row: QueueStats) -> str:
-    """Return how long until nothing waits at this rate."""
     if row.drain is not None:
         return format_age(row.drain)
     return _("never, at this rate") if row.oldest is not None and not row.paused else EMPTY_VALUE

@@ -70,7 +70,6 @@ SHORTCUTS = (
 
 
 def nav_entries(request: HttpRequest, site: admin.AdminSite, here: str | None) -> Iterator[dict[str, object]]:
-    """Yield the pages that the site has and the user may see."""
     shown = {model._meta.model_name: page for model, page in site._registry.items() if model._meta.app_label == APP}
     for place, (key, model, label) in enumerate(NAV_ENTRIES):
         if model in shown and shown[model].has_module_permission(request):
@@ -227,7 +226,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
         return self.has_view_permission(request)
 
     def get_urls(self) -> list[URLPattern]:
-        """Wrap each view: where the tables are missing it says so."""
         found = super().get_urls()
         for pattern in found:
             pattern.callback = when_migrated(self, pattern.callback)
@@ -269,7 +267,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
     # -- the list ------------------------------------------------------------------------------------------------------
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Return the list or its part that refreshes, or do the action that was posted, or say why it is refused."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         if request.method != "POST":

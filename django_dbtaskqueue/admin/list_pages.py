@@ -45,8 +45,6 @@ class FilterSet(django_filters.FilterSet):  # type: ignore[misc]  # publishes no
 
 
 class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no types
-    """A box in each row, to apply an action to the row, and one in the head for all rows of the page."""
-
     @property
     def header(self) -> SafeString:
         label = _("Tick all rows of this page")
@@ -110,7 +108,6 @@ class PageTable(tables.Table):  # type: ignore[misc]  # publishes no types
 def table_of(
     page: ReadOnlyAdmin, rows: Sequence[Model], *, caption: str, tickable: bool, columns: Sequence[str] = ()
 ) -> PageTable:
-    """Return a page's rows as a table, with all its columns or these; with ``tickable`` each row has a box."""
     shown = [(str(name), PageColumn(page, str(name))) for name in columns or page.list_display]
     table = PageTable(rows, extra_columns=shown, exclude=() if tickable else ("tick",))
     table.caption = caption
@@ -130,7 +127,6 @@ class ListAdmin(ReadOnlyAdmin):
         return ()
 
     def filtered(self, request: HttpRequest) -> Any:
-        """Return the bound FilterSet of an address; refuse an address with an unknown key."""
         if unknown := set(request.GET) - {*self.filterset.base_filters, *PAGE_KEYS}:
             raise SuspiciousOperation(f"{self.opts.label} cannot be searched by {', '.join(sorted(unknown))}.")
         return self.filterset(request.GET, queryset=self.get_queryset(request), request=request)
@@ -244,7 +240,6 @@ class NamedListAdmin(SmallListAdmin):
 
 
 def _searched(page: Page, looked: int, *, first: bool) -> str:
-    """Return how much of the table was searched; empty for all of it."""
     if page.first:
         text = _("Nothing among the first %(count)s tasks of each queue in ready order.")
         if page.rows:

@@ -42,8 +42,6 @@ CARRIED = ("again", "operation", "put_back")  # what a confirmation posts again 
 
 
 class PlainForm(forms.Form):
-    """Asks for a reason, which is optional unless the verb needs one."""
-
     def __init__(self, *args: Any, reason_required: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["reason"] = forms.CharField(
@@ -116,7 +114,6 @@ def _field(
 
 
 def _queues(table: TaskQuerySet, actor: permissions.Actor) -> list[str]:
-    """Return the known queues of a table that the actor may view."""
     made = Queue.objects.using(table.db).order_by("name").values_list("name", flat=True)[:MAX_OFFERED_QUEUES]
     names = sorted(filter(actor.sees, {*conf.known_queues(), *made}))
     return [name for name in names if model_for(name) is table.model and table.db in aliases_of(name)]
@@ -174,7 +171,6 @@ def verb_of(request: HttpRequest, known: Mapping[str, permissions.V]) -> permiss
 
 
 def is_on_all(request: HttpRequest) -> bool:
-    """Return whether the action is on all rows that match the address, not on the ticked ones."""
     return request.POST.get("select_across") == "1" or ACTION_ON_ALL_KEY in request.POST
 
 
@@ -220,7 +216,6 @@ class TaskPageAdmin(ListAdmin):
     base_search = Search()  # what the page shows without a search
 
     def search_of(self, request: HttpRequest) -> Search:
-        """Return the search of the address; raise ``SearchError`` if it has an error."""
         found: Search = self.filtered(request).checked().search
         return self.base_search & found
 
@@ -287,7 +282,6 @@ def _act_on_ticked(
 
 
 def task_report(verb: verbs.TaskVerb, report: actions.ActReport) -> str:
-    """Return a sentence: how many tasks changed, how many were skipped, and why."""
     done = str(verb.done % {"number": report.changed})
     if not report.skips:
         return f"{done}."

@@ -121,7 +121,6 @@ def _stats_column(title: permissions.Text, show: Callable[[queue_stats.QueueStat
 
 
 def _count_column(status: Status | None = None) -> cells.Column:
-    """Return a column with the number of tasks, in a status or in all, and a link to them."""
 
     @admin.display(description=gettext_lazy("TOTAL") if status is None else str(status))
     def cell(page: "QueueAdmin", queue: Any) -> str:
@@ -208,7 +207,6 @@ class QueueAdmin(NamedListAdmin):
         return more % {"words": text, "shown": len(page.rows)} if len(rows) > len(page.rows) else text
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue | None:
-        """Return the row, or a known queue without one."""
         if not is_storable(object_id) or not viewer(request).sees(object_id):
             return None
         stored = stored_queues(self.get_queryset(request), name=object_id)
@@ -219,7 +217,6 @@ class QueueAdmin(NamedListAdmin):
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, queue: Any) -> str:
-        """Show whether the queue is late, served, or paused: by whom, why, and until when."""
         row = queue.stats
         if row.pause:
             html = '{} <div class="quiet dbtq-why">{}</div>'
@@ -312,7 +309,6 @@ def _source_text(source: str) -> str:
 
 
 def _queue_of(page: QueueAdmin, request: HttpRequest, key: str, verb: permissions.Verb) -> Queue:
-    """Return the queue that a form names, if the user may use the verb on it."""
     queue = page.get_object(request, request.POST.get(key, "").strip())
     if queue is None:
         raise Http404
@@ -471,8 +467,6 @@ FINDING_BADGES = {
 
 
 class DoctorAdmin(ReadOnlyAdmin):
-    """The doctor: what is wrong with the queues and the database, and what helps."""
-
     view_permission = "view_queue"
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:

@@ -86,8 +86,6 @@ class SearchedAdmin(ListAdmin):
 
 
 class BulkOperationAdmin(SearchedAdmin):
-    """Actions on all tasks that match a search, in steps."""
-
     detail_template = "operation"
     row_keys = ("operation",)
     filterset = BulkFilter
@@ -96,7 +94,6 @@ class BulkOperationAdmin(SearchedAdmin):
     page_lines = (*list_display[1:6], "reason", "note", "actor", "source", "ordered", "started", "ended")
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        """Cancel an operation, or carry out steps of unfinished operations in this request."""
         operation = self.get_object(request, request.POST.get("operation", ""))
         if operation is None:
             raise Http404
@@ -164,8 +161,6 @@ class BulkOperationAdmin(SearchedAdmin):
 
 
 class AuditEntryAdmin(SearchedAdmin):
-    """The audit: user, verb, search, numbers and reason of each action."""
-
     plural = gettext_lazy("audit entries")
     filterset = AuditFilter
     empty = gettext_lazy("No action yet.")
@@ -215,8 +210,6 @@ class PollerFilter(FilterSet):
 
 
 class PollerAdmin(SmallListAdmin):
-    """Pollers, as they last reported."""
-
     filterset = PollerFilter
     empty = gettext_lazy("No poller has reported yet. Start one with: manage.py runtaskpoller")
     list_display = (
@@ -300,8 +293,6 @@ def queue_name(item: Any) -> str:
 
 
 class TaskIdFilter(QueuePickFilter):
-    """Rows about a task, by its id."""
-
     task_id = django_filters.CharFilter(label=gettext_lazy("Task"), method="of_task")
 
     def of_task(self, rows: QuerySet[Any], _name: str, value: str) -> QuerySet[Any]:

@@ -65,8 +65,6 @@ SORTS: dict[str, tuple[permissions.Text, tuple[Any, ...]]] = {
 
 
 class TaskPageFilter(TaskFilter):
-    """The search of an address, and what its page reads once."""
-
     @property
     def place(self) -> Location:
         return self.queryset.db, self.queryset.model._meta.concrete_model
@@ -124,7 +122,6 @@ def _pick(name: str, label: str, values: Sequence[str], search: Search) -> tuple
 
 
 def statuses_of(search: Search) -> set[str]:
-    """Return the statuses that a search can find."""
     found = {str(status) for status in Status}
     for term in search.terms:
         if term.name == "status":
@@ -134,7 +131,6 @@ def statuses_of(search: Search) -> set[str]:
 
 
 def _of_status(search: Search, status: str | None, path: str) -> str:
-    """Return the address of a search with another status, or with none."""
     rest = Search(tuple(term for term in search.terms if term.name != "status"))
     return _address(parse(f"status:{status}") & rest if status else rest, path)
 
@@ -172,7 +168,6 @@ def saved_searches(actor: permissions.Actor, alias: str) -> list[dict[str, Any]]
 
 
 def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
-    """Save the search of the address under a name, or delete a saved search of the user."""
     mine = SavedSearch.objects.using(router.db_for_write(SavedSearch)).filter(owner=request.user.get_username())
     if "forget_view" in request.POST:
         mine.filter(pk=id_of(request.POST["forget_view"]) or 0).delete()
@@ -202,8 +197,6 @@ def _event(time: datetime, what: str, note: str = "", **more: object) -> Event:
 
 
 class TaskAdmin(TaskPageAdmin):
-    """A task table. Only the verbs change rows."""
-
     detail_template = "task"
     row_keys = ("again",)
     list_template = "tasks"
@@ -310,7 +303,6 @@ class TaskAdmin(TaskPageAdmin):
         return ", ".join(words)
 
     def page_fields(self, row: Any) -> Sequence[str]:
-        """Return the facts of this task; optional ones only if they have a value."""
         filled = [name for name in SHOWN_IF_SET if getattr(row, name)]
         names = (
             "status_badge", "situation", "queue_link", "reference", "attempts_made", "waited", "took", "poller",
@@ -353,7 +345,6 @@ class TaskAdmin(TaskPageAdmin):
         }
 
     def _related(self, task: Any, there: str, actor: permissions.Actor) -> tuple[list[Any], int]:
-        """Return parents or children with the addresses of their pages, and how many more there are."""
         found, more = related(task, there, actor)
         rows = [(one, self.task_url(one.location, one.id), cells.status_badge(one.status or "?")) for one in found]
         return rows, more

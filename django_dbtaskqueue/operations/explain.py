@@ -73,8 +73,6 @@ def explain(task: AbstractTask | TaskHistory) -> Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """A living poller of the task's queue."""
-
     instance: str
     state: str
     slots: int
@@ -192,7 +190,6 @@ def _of_the_lease(case: _Case) -> Iterator[Explanation]:
 
 
 def _of_the_pause(case: _Case) -> Iterator[Explanation]:
-    """The task is parked or its queue is paused."""
     reason, queue = case.task.parked_by or "", case.task.queue
     if (suspended := suspension(case.task, case.now)) is not None:
         yield Explanation(*suspended)

@@ -114,12 +114,10 @@ class Actor:
 
     @cached_property
     def name(self) -> str:
-        """The user's name; of the command line, the system's user."""
         return str(self.user.get_username()) if self.user is not None else _system_user()
 
     @cached_property
     def key(self) -> str:
-        """The user's primary key as text, or nothing."""
         return "" if self.user is None else str(self.user.pk)
 
     @cached_property

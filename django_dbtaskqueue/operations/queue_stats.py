@@ -148,7 +148,6 @@ class QueuesOverview:
 
     @property
     def late(self) -> list[QueueStats]:
-        """The late queues, the latest first."""
         return sorted((row for row in self.queues if row.late), key=lambda row: row.oldest or LATE_AFTER, reverse=True)
 
     @property
@@ -240,7 +239,6 @@ class _Context:
                 self.histograms[kind][name][int(bucket)] += int(number)
 
     def row(self, name: str, cells: QueueCounts, age: float | None) -> QueueStats:
-        """Return what is known of one queue."""
         statuses, dead = cells.statuses, cells.stale_seconds
         age = max((one for one in (age, dead) if one is not None), default=None)
         rate_in, rates = self.rates_in[name], self.rates[name]

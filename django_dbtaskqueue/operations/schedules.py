@@ -112,7 +112,6 @@ def in_words(cron: str, zone: str) -> str:
 
 
 def _common_words(minute: str, hour: str, day: str, month: str, weekday: str) -> str:
-    """Return the words for what is usual; empty for the rest."""
     days = _days(day, month, weekday)
     if days and minute.isdecimal() and hour.replace(",", "").isdecimal():
         times = [f"{int(one):02}:{int(minute):02}" for one in hour.split(",") if one]
@@ -254,7 +253,6 @@ def _refuse(words: str, row: Schedule) -> NoReturn:
 
 
 def _change(row: Schedule, verb: str, alias: str) -> None:
-    """Do to a locked schedule what a verb says, or refuse it."""
     if verb == "delete_schedule":
         if row.source == CODE and row.name in registry.periodics():
             _refuse(_("The code declares %(name)s, and would make it again. Pause it, or remove its @periodic."), row)

@@ -78,7 +78,6 @@ class RowDocument:
 
     @property
     def types(self) -> Mapping[str, object]:
-        """The keys, each with its type."""
         columns = {name: _type_of(self.model._meta.get_field(name)) for name in (*self.columns, *self.optional)}
         return {**columns, **self.more}
 

@@ -234,7 +234,6 @@ class TaskVerb(Verb):
         return actor.may(self, queue) and (self is not EDIT or actor.may(VIEW_PAYLOAD, queue))
 
     def condition(self, model: type[AbstractTask], options: VerbOptions) -> Q:
-        """Return what a task must fulfil for the verb to change it."""
         found = Q(status__in=self.sources) & CONDITIONS[self.edge]
         if self is HOUSEKEEP:
             found &= finished_before(options.older_than)
@@ -268,7 +267,6 @@ class TaskVerb(Verb):
             raise OperationRefused(words % {"queue": options.queue}) from None
 
     def skipped(self, options: VerbOptions) -> str:
-        """Return why a task is skipped, in words."""
         if self is HOUSEKEEP and not options.older_than:
             return gettext("not finished")
         if self is HOUSEKEEP:
@@ -287,7 +285,6 @@ class TaskVerb(Verb):
         return words
 
     def words(self, options: VerbOptions, reason: str = "") -> str:
-        """Return the verb with its options, for records."""
         more = f" ({reason})" if reason else ""
         if self is HOUSEKEEP:
             days = options.older_than.days

@@ -258,7 +258,6 @@ class SearchField(forms.CharField):
         self.qualifier = qualifier
 
     def clean(self, value: str | None) -> Search:
-        """Read the search; a ``SearchError`` becomes an error of the field."""
         text = str(super().clean(value))
         try:
             return Search((parse_term(self.qualifier, text),)) if text and self.qualifier else parse(text)
@@ -281,7 +280,6 @@ class SearchForm(forms.Form):
     search = Search()  # all valid fields, as one search
 
     def clean(self) -> None:
-        """Refuse a search in payloads that the user may not see."""
         self.search = reduce(and_, self.cleaned_data.values(), Search())
         if fault := search_fault(self.user, self.search):
             raise ValidationError(fault)

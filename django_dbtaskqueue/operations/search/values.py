@@ -62,12 +62,10 @@ class Piece:
 
     @property
     def text(self) -> str:
-        """Without the stars."""
         return self.bare + self.rest
 
     @property
     def whole(self) -> str:
-        """With the stars, for value types without a star."""
         return "*" * self.star_first + self.text + "*" * self.star
 
 
@@ -94,7 +92,6 @@ def _fragment(op: str, when_empty: Text) -> Reader:
 
 
 def _choice(*known: str) -> Reader:
-    """One of a few words, in any case."""
 
     def read(piece: Piece, term: str) -> Match:
         text = piece.whole
