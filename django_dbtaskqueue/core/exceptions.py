@@ -225,6 +225,8 @@ class SignalRefused(TaskQueueError):
             f"there is no task {task_id} in this table: it never was, or it was deleted or moved to the history. Give "
             "queue= if its queue has a table or database of its own"
             if status is None
+            else f"task {task_id} is on its way to another shard. Send it to the task there"
+            if status == "CREATED"
             else f"task {task_id} is {status}. A task that has ended receives no signal; reprocess an ERROR task first"
         )
         super().__init__(f"The signal {name!r} was not sent: {reason}.")

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -356,18 +357,15 @@ def _lock_parents(session: Session, parents: Collection[TaskKey]) -> dict[TaskKe
         names = ", ".join(str(key.id) for key in missing[:5]) + ("" if len(missing) <= 5 else ", …")
         raise EnqueueError(
             f"after= names tasks that are not in the table {missing[0].location}: {names}. Enqueue parents first. A "
-            "task that completed may have left the table: then leave it out."
+            "task that completed may have left the table: then leave it out. One may be on its way to another shard."
         )
     return statuses
 
 
 def by_table(session: Session, keys: Iterable[TaskKey]) -> Iterator[tuple[Session, object]]:
     """Yield the ids of tasks, in order, as array parameters for statements on their tables."""
-    ids: defaultdict[str, list[int]] = defaultdict(list)
-    for location, task_id in sorted(keys):
-        ids[location].append(task_id)
-    for location, of_table in ids.items():
-        there = at(session, location)
+    for location, some in groupby(sorted(keys), attrgetter("location")):
+        there, of_table = at(session, location), [key.id for key in some]
         for start in range(0, len(of_table), ROWS_PER_INSERT):
             yield there, there.sql.dialect.array(of_table[start : start + ROWS_PER_INSERT])
 

@@ -8,9 +8,12 @@ from django.core.management import CommandError
 from django.db import connections, transaction
 from django.db.utils import DatabaseError
 
-from django_dbtaskqueue import batch, enqueue, enqueue_many, registry
+from django_dbtaskqueue import SignalRefused, batch, enqueue, enqueue_many, registry, signal
 from django_dbtaskqueue.core.exceptions import EnqueueError
-from django_dbtaskqueue.models import Attempt, AuditEntry, Task, UsedReference
+from django_dbtaskqueue.flow.shard_move import ShardMove
+from django_dbtaskqueue.models import Attempt, AuditEntry, Step, Task, UsedReference
+from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.queue_control import move_shards
 from django_dbtaskqueue.testing import run_poller
 from tests.factories import make_task
 from tests.operations.site import data, refused
@@ -149,6 +152,27 @@ def test_what_cannot_move_is_named_and_stays(settings: Any) -> None:
     assert references() == {"default": here, "sqlite": ["twice"]}
     assert Task.objects.get(reference="twice").ready_time is not None
     assert Task.objects.get(pk=running.pk).status == "PROCESSING"
+
+
+def test_what_is_on_its_way_gets_neither_signals_nor_children(settings: Any) -> None:
+    """They would stay behind: a signal is lost then, and a child runs before its parent."""
+    task = enqueue("spread", "r")
+    spread(settings)
+
+    def killed(step: str) -> None:
+        raise InterruptedError(step)
+
+    with pytest.raises(InterruptedError, match="marked"):
+        move_shards(ShardMove("spread", "sqlite", at_step=killed), Actor())
+    with pytest.raises(SignalRefused, match="on its way to another shard"):
+        signal(task, "approved")
+    with pytest.raises(EnqueueError, match="on its way"):
+        enqueue("spread", "child", after=task)
+    assert not Step.objects.exists()
+    move()
+    there = Task.objects.using("sqlite").get()
+    assert enqueue("spread", "child", after=there)._state.db == "sqlite"
+    assert not signal(there, "approved")
 
 
 def test_a_database_that_is_no_shard_any_more_is_emptied(settings: Any) -> None:

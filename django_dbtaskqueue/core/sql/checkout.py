@@ -166,7 +166,7 @@ class CheckoutStatements(Group):
     )
     _late = part(
         "SELECT t.id FROM {task} AS t WHERE t.id IN ({each:ids}) AND t.status = 'CREATED' AND t.expire_time <= {now}"
-        " AND (t.parked_by IS NULL OR NOT {begins:t.parked_by|{MOVING}}) {skipping}"
+        " AND {HERE} {skipping}"
     )
 
     # -- leases: renewal, touch, rescue; parking ---------------------------------------------------------------------

@@ -38,7 +38,7 @@ class DependencyStatements(Group):
         "UPDATE {task} SET watched = CASE WHEN id IN ({each:open}) THEN false END WHERE id IN ({each:ids})"
     )
     # The given tasks as (id, status); locks them, so that none ends before its children are written.
-    lock_parents = template("SELECT t.id, t.status FROM {task} AS t WHERE t.id IN ({each:ids}) ORDER BY t.id {lock}")
+    lock_parents = template("SELECT id, status FROM {task} AS t WHERE id IN ({each:ids}) AND {HERE} ORDER BY id {lock}")
     # Note that something waits for the ends of tasks; for another end of those that failed.
     watch = template(
         "UPDATE {task} SET watched = final_status IS NULL OR coalesce(watched, false) WHERE id IN ({each:ids})"
@@ -163,10 +163,10 @@ class StepStatements(Group):
     )
     # Take a signal, whose wait keeps its data from now on; returns the data, and who sent it.
     receive_signal = template("DELETE FROM {step} WHERE id = %(signal)s RETURNING {text:result}, actor")
-    # Count one more signal of a task that has not ended, and lock it: its settle compares the count.
+    # Count one more signal of a task that has not ended or left, and lock it: its settle compares the count.
     count_signal = template(
         "UPDATE {task} AS t SET signals = coalesce(t.signals, 0) + 1 WHERE t.id = %(task_id)s"
-        " AND t.status IN ('CREATED', 'PROCESSING') RETURNING queue_name, group_key"
+        " AND t.status IN ('CREATED', 'PROCESSING') AND {HERE} RETURNING queue_name, group_key"
     )
     # Store a signal of a task that ``count_signal`` has locked. Its kind is the column's default.
     store_signal = template(

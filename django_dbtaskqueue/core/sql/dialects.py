@@ -147,6 +147,7 @@ PARAMETERS = (
 OTHER_COLUMNS = r"\bstep\.\w+"  # columns of the table of steps, which has this alias
 GROUP = "group"  # the parking reason of a task behind the head of its group
 MOVING = "moving to "  # how the parking reason of a task begins that is on its way to another database
+HERE = f"(t.parked_by IS NULL OR substr(t.parked_by, 1, {len(MOVING)}) <> '{MOVING}')"  # no other database can have it
 PARENTS = "parents"  # the parking reason of a task that waits for others
 FENCED = {"task_id": "bigint", "token": "bigint"}  # a lease; ``token`` is its total_attempt
 FENCE = "t.id = u.task_id AND t.total_attempt = u.token"  # joins a task to rows of ``FENCED``
@@ -157,7 +158,7 @@ FENCE = "t.id = u.task_id AND t.total_attempt = u.token"  # joins a task to rows
 HEAD = "coalesce(t.parked_by, t.final_status) IS NULL"
 BEHIND = f"coalesce(t.parked_by, '') = '{GROUP}'"
 CONSTANTS = SimpleNamespace(
-    BEHIND=BEHIND, FENCE=FENCE, GROUP=GROUP, HEAD=HEAD, MOVING=MOVING, PARENTS=PARENTS, SIGNAL=SIGNAL
+    BEHIND=BEHIND, FENCE=FENCE, GROUP=GROUP, HEAD=HEAD, HERE=HERE, PARENTS=PARENTS, SIGNAL=SIGNAL
 )
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
-from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENTS, Group, part, renamed, template
+from django_dbtaskqueue.core.sql.dialects import GROUP, HERE, PARENTS, Group, part, renamed, template
 from django_dbtaskqueue.core.states import SIGNAL, sql_sources
 
 ENQUEUED_TYPES = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
@@ -206,8 +206,7 @@ class EnqueueStatements(Group):
             f" {', '.join(f'{name} = {value}' for name, value in changes.items())}"
             f" WHERE t.status IN ({sql_sources(on_duplicate)})"
             " AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')"
-            # Another database may have the task already.
-            f" AND (t.parked_by IS NULL OR substr(t.parked_by, 1, {len(MOVING)}) <> '{MOVING}')"
+            f" AND {HERE}"
         )
 
     # Make the row of a queue, if it has none. Only its name is written: a producer may write no more.

@@ -147,7 +147,7 @@ WHERE id = ANY(ARRAY(
     )
     AND t.status = 'CREATED'
     AND t.expire_time <= statement_timestamp()
-    AND (t.parked_by IS NULL OR NOT t.parked_by::text LIKE 'moving to %%')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     FOR NO KEY UPDATE OF t SKIP LOCKED
 ))
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
@@ -430,6 +430,7 @@ UPDATE "dbtaskqueue_task" AS t
 SET signals = coalesce(t.signals, 0) + 1
 WHERE t.id = %(task_id)s
 AND t.status IN ('CREATED', 'PROCESSING')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING queue_name, group_key;
 
 -- Statements.delete_counted
@@ -1442,12 +1443,13 @@ SET tokens = least(%(burst)s, l.tokens + greatest(extract(epoch FROM statement_t
 RETURNING stamp, CASE WHEN stamp <> %(stamp)s THEN leases END, tokens, idle_seconds;
 
 -- Statements.lock_parents
-SELECT t.id, t.status
+SELECT id, status
 FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
+WHERE id IN (
     SELECT unnest(%(ids)s::bigint[])
 )
-ORDER BY t.id
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
+ORDER BY id
 FOR NO KEY UPDATE OF t;
 
 -- Statements.make_queue

@@ -94,7 +94,7 @@ WHERE id IN (
     )
     AND t.status = 'CREATED'
     AND t.expire_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-    AND (t.parked_by IS NULL OR NOT t.parked_by LIKE 'moving to %%' ESCAPE '\')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 )
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
@@ -311,6 +311,7 @@ UPDATE "dbtaskqueue_task" AS t
 SET signals = coalesce(t.signals, 0) + 1
 WHERE t.id = %(task_id)s
 AND t.status IN ('CREATED', 'PROCESSING')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING queue_name, group_key;
 
 -- Statements.delete_counted
@@ -1059,13 +1060,14 @@ SET tokens = min(%(burst)s, l.tokens + max((julianday(strftime('%%Y-%%m-%%d %%H:
 RETURNING stamp, CASE WHEN stamp <> %(stamp)s THEN leases END, tokens, idle_seconds;
 
 -- Statements.lock_parents
-SELECT t.id, t.status
+SELECT id, status
 FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
+WHERE id IN (
     SELECT value
     FROM json_each(%(ids)s)
 )
-ORDER BY t.id;
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
+ORDER BY id;
 
 -- Statements.make_queue
 INSERT INTO "dbtaskqueue_queue" (name)
