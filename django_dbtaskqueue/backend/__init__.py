@@ -122,7 +122,9 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
             payload[NONCE] = secrets.token_hex(8)
         try:
             options = TaskOptions(payload=payload, priority=-task.priority, run_at=task.run_after)
-            stored = {"payload_type": task.module_path, "max_attempts": self._max_attempts(task)}
+            known = conf.settings().queues.get(task.queue_name, {})
+            attempts = int(self._option(task, "max_attempts") or known.get("max_attempts", 1))
+            stored = {"payload_type": task.module_path, "max_attempts": attempts}
             row = enqueue.enqueue_task(task.queue_name, options, InsertOptions(), stored)
         except PayloadError as error:
             if (fault := json_payload.find_fault(payload)) is not None:
@@ -136,10 +138,6 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
         )
         observe.send(compat.task_enqueued, type(self), task_result=result)
         return result
-
-    def _max_attempts(self, task: compat.AnyTask) -> int:
-        given = self._option(task, "max_attempts")
-        return int(given or conf.settings().queues.get(task.queue_name, {}).get("max_attempts", 1))
 
     def _option(self, task: compat.AnyTask, name: str) -> Any:
         own = getattr(task, name, None)

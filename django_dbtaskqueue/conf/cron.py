@@ -31,7 +31,9 @@ def ticks(cron: str, zone: str, after: datetime) -> Iterator[datetime]:
     if len(parts) == 6:  # cronsim knows DST in texts of minutes only
         seconds = sorted(CronSim(cron, last).seconds)
         del parts[0]
-    times = CronSim(_as_hours(parts), (last - timedelta(minutes=1)).astimezone(ZoneInfo(zone)))
+    if parts[1] != "*":  # cronsim takes the hours 0-23/2 as named, but not */2
+        parts[:2] = parts[0].replace("*", "0-59"), parts[1].replace("*", "0-23")
+    times = CronSim(" ".join(parts), (last - timedelta(minutes=1)).astimezone(ZoneInfo(zone)))
     times.minutes.add(60)  # there is none: where a clock changes by half an hour, a leap to the one minute is too far
     for local in times:
         for second in seconds:
@@ -39,13 +41,6 @@ def ticks(cron: str, zone: str, after: datetime) -> Iterator[datetime]:
             if tick > last:  # in a repeated hour, a time of the first turn may be over
                 yield tick
                 last = tick
-
-
-def _as_hours(parts: list[str]) -> str:
-    """Return the five fields of a cron text for cronsim. It takes the hours 0-23/2 as named, but not */2."""
-    if parts[1] != "*":
-        parts[:2] = parts[0].replace("*", "0-59"), parts[1].replace("*", "0-23")
-    return " ".join(parts)
 
 
 def timing_fault(cron: str, zone: str) -> str:

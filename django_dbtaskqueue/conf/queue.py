@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import tomllib
@@ -75,11 +74,6 @@ class QueueSettings:
 
     def __post_init__(self) -> None:
         check(self, QUEUE_RULES, str)
-
-    @property
-    def life_level(self) -> int:
-        """``log_level`` as the logging module counts; 0 for None."""
-        return logging.getLevelNamesMapping()[self.log_level] if self.log_level else 0
 
 
 Rule = tuple[Callable[[Any], bool], str]  # the test of a value, and what the value must be
@@ -349,10 +343,6 @@ class Bridge:
     remember: timedelta | None = timedelta(days=90)  # how long a received reference is known; None: for ever
 
 
-def _are_secrets(value: object) -> bool:
-    return isinstance(value, list | tuple) and 1 <= len(value) <= MAX_SECRETS and all(map(_is_secret, value))
-
-
 def _is_secret(value: object) -> bool:
     with suppress(ValueError):
         known = isinstance(value, str) and value.startswith(SECRET_PREFIX)
@@ -412,7 +402,8 @@ def _peer_of(name: object, given: object, where: str) -> Peer:
     values = _keys(given, PEER_KEYS, where)
     if are_texts(values.get("queues")):
         values["queues"] = dict.fromkeys(values["queues"])
-    if not _are_secrets(values.get("secrets")):
+    secrets = values.get("secrets")
+    if not (isinstance(secrets, list | tuple) and 1 <= len(secrets) <= MAX_SECRETS and all(map(_is_secret, secrets))):
         raise ImproperlyConfigured(
             f'{where}["secrets"] is not valid: a list of one or two texts, each "{SECRET_PREFIX}" and the base64 of at '
             f'least {MIN_SECRET_BYTES} random bytes: python -c "import base64, secrets; '

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from types import MappingProxyType, coroutine
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.json import short_repr
@@ -46,17 +46,11 @@ def set_inside(variable: ContextVar[S], value: S) -> Iterator[None]:
         variable.reset(token)
 
 
-class Around(Protocol):
-    """Calls an enqueue and returns what it returns."""
-
-    def __call__(self, queue: str, call: Callable[[], T]) -> T: ...
-
-
 class EnqueueHook:
     """What an instrumentation puts around each enqueue of this process."""
 
     def __init__(self) -> None:
-        self.around: Around | None = None  # None costs nothing
+        self.around: Callable[[str, Callable[[], Any]], Any] | None = None  # calls an enqueue; None costs nothing
         self._inside: ContextVar[bool] = ContextVar("dbtaskqueue_enqueue_hook", default=False)
 
     def applies(self) -> bool:
@@ -65,7 +59,8 @@ class EnqueueHook:
 
     def surround(self, queue: str, call: Callable[[], T]) -> T:
         with set_inside(self._inside, True):
-            return call() if self.around is None else self.around(queue, call)
+            result: T = call() if self.around is None else self.around(queue, call)
+            return result
 
 
 enqueue_hook = EnqueueHook()

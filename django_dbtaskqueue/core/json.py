@@ -78,7 +78,8 @@ def _careful(value: object, limits: Limits) -> str:
     try:
         text = _encode(value)
         if "e+" in text:
-            text = _spell_out(text)
+            # 1e+16 becomes 10000000000000000.0: jsonb would hand it back as an integer.
+            text = _big_floats.sub(lambda token: token[0] if token[1] is None else f"{float(token[1]):.1f}", text)
         size = len(text) if text.isascii() else len(text.encode())
         # This process may be set to write longer integers than others read.
         giant = len(text) > INT_DIGITS and sys.get_int_max_str_digits() != INT_DIGITS
@@ -139,11 +140,6 @@ def _levels_fit(value: object, depth: int) -> bool:
 
 
 _big_floats = re.compile(r'"(?:[^"\\]|\\.)*"|(-?[0-9.]+e\+[0-9]+)')
-
-
-def _spell_out(text: str) -> str:
-    """Write ``1e+16`` as ``10000000000000000.0``: jsonb would hand it back as an integer."""
-    return _big_floats.sub(lambda token: token[0] if token[1] is None else f"{float(token[1]):.1f}", text)
 
 
 def find_fault(value: object, limits: Limits = DEFAULT_LIMITS) -> tuple[str, str] | None:

@@ -49,11 +49,6 @@ class UniqueRule(ABC):
                 raise ValueError(f"{name}={span!r} must be a timedelta over zero and up to a hundred years.")
 
     @property
-    def until_started(self) -> bool:
-        """Whether a call must not be missed by a task that starts before the call's transaction commits."""
-        return self.keeping == (CREATED,)
-
-    @property
     @abstractmethod
     def words(self) -> str:
         """What the rule allows, as part of a sentence."""

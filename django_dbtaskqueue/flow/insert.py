@@ -183,7 +183,8 @@ class Insert:
             rows = [row for row in rows if row["reference_number"] not in there]
             references = [row["reference_number"] for row in rows]
             if rows and not placement.free_references(session, self.queue, rule, references):
-                rows = self._started(session, rows, rule) if rule.until_started else []
+                # Until it starts: a task must not start without this call's values, before the call commits.
+                rows = self._started(session, rows, rule) if rule.keeping == (CREATED,) else []
             if not rows:
                 return written
         raise DuplicateTask(self.queue, rows[0]["reference_number"])

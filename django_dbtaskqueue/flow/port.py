@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
@@ -48,7 +49,7 @@ class SettlePort:
         self.retry = settings.retry if "retry" in overrides else None
         self.reenqueue = settings.reenqueue if "reenqueue" in overrides else None
         self.keep, self.group_retry = settings.keep, settings.group_retry
-        self.log_level, self.extra = settings.life_level, settings.extra
+        self.log_level, self.extra = logging.getLevelNamesMapping().get(settings.log_level or "", 0), settings.extra
 
     @property
     def session(self) -> Session:

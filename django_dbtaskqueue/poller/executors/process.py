@@ -161,7 +161,7 @@ def _enter(served: Callable[[Connection], None], pipe: Connection, databases: Ma
     with suppress(AttributeError):  # Ctrl-C on the terminal is for the poller; what a task starts is killed with it
         os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave_to_the_poller)
+        signal.signal(number, lambda *_: None)  # the poller decides. Programs that a task starts do not inherit this
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if memory runs out, this process is the one to end
     with suppress(OSError, AttributeError):  # Linux: end with the poller, even if a task holds the interpreter
@@ -175,10 +175,6 @@ def _enter(served: Callable[[Connection], None], pipe: Connection, databases: Ma
     for alias, name in databases.items():
         connections.settings[alias]["NAME"] = name
     served(pipe)
-
-
-def _leave_to_the_poller(*_: object) -> None:
-    """Do nothing: the poller decides when the tasks end. Programs that a task starts do not inherit this."""
 
 
 class Child(Channel):
