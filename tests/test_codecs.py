@@ -10,7 +10,9 @@ from dataclasses import InitVar, dataclass, field, make_dataclass
 from decimal import Decimal
 from typing import Any, ClassVar, Literal, NamedTuple, NewType, Optional, TypedDict, Union
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
+import pandas as pd
 import pydantic
 import pytest
 from hypothesis import given, strategies as st
@@ -406,3 +408,53 @@ def test_pydantic_models_come_back_equal_and_refusals_are_payload_errors() -> No
     unchecked = Flight.model_construct(number="x", day=dt.date(2013, 1, 1))
     assert "expected Flight" in refusal(codecs.encode, unchecked).reason
     assert refusal(codecs.decode, Booking, {"flight": {"number": 1}}).path == "flight"
+
+
+class Login(pydantic.BaseModel):
+    password: pydantic.SecretStr = pydantic.SecretStr("")
+    note: str = pydantic.Field("", exclude=True)
+    legs: list[Route | None] = []
+    when: dt.datetime | None = None
+    anything: Any = None
+
+
+class Route(pydantic.BaseModel):
+    stops: tuple[str, ...] = ()
+    _cache: dict[str, int] = pydantic.PrivateAttr(default_factory=dict)
+
+
+class Express(Route):
+    fare: float = 1.0
+
+
+@dataclass
+class Moment:
+    day: dt.datetime | None = None
+    length: dt.timedelta = dt.timedelta()
+    opens: dt.time = dt.time()
+
+
+MADRID = ZoneInfo("Europe/Madrid")
+REPEATED = dt.datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=MADRID)
+OTHER_VALUES: list[Any] = [  # each was stored, and came back as another value
+    Login(password=pydantic.SecretStr("geheim")),
+    Login(note="not sent"),
+    Login(legs=[Express(stops=("a",))]),
+    Login(anything={1: dt.date(2026, 1, 1)}),
+    Moment(pd.NaT),
+    Moment(pd.Timestamp("2026-01-01 00:00:00.123456789")),
+    Moment(length=pd.Timedelta(1, "ns")),
+    Moment(opens=dt.time(12, tzinfo=MADRID)),
+]
+SAME_VALUES: list[Any] = [
+    Login(legs=[Route(stops=("a", "b")), None], when=REPEATED, anything=(1, [2])),
+    Moment(pd.Timestamp("2026-10-25 01:30:00.123456Z").tz_convert("Europe/Madrid"), opens=dt.time(12, tzinfo=dt.UTC)),
+    Moment(REPEATED),
+]
+
+
+def test_what_would_come_back_as_another_value_is_refused() -> None:
+    for value in OTHER_VALUES:
+        assert "it would be read back as another value" in refusal(codecs.encode, value).reason, value
+    for value in SAME_VALUES:
+        codecs.encode(value)

@@ -133,8 +133,35 @@ def _codec(name: str, kinds: Set[type], exact: Set[type], write: Step, read: Ste
 
 
 def _leaf(cls: type, kind: type, write: Step, read: Step, *, but: type | tuple[()] = (), rank: int = 0) -> _Codec:
+    write = _back_again(write, read, None if cls is time else cls)
     codec = _codec(cls.__name__, {kind}, {cls}, write, read, lambda v: isinstance(v, cls) and not isinstance(v, but))
     return replace(codec, same={cls} & {kind}, rank=rank)
+
+
+def _back_again(write: Step, read: Step, sure: object) -> Step:
+    """Return ``write`` for what is read back as it was: each value of the class ``sure``, and of others not each."""
+
+    def checked(value: object) -> object:
+        plain = write(value)
+        if type(value) is not sure and not _same_value(value, read(plain)):
+            raise ValueError("it would be read back as another value")
+        return plain
+
+    return checked
+
+
+def _same_value(one: typing.Any, other: typing.Any) -> bool:
+    """Whether two values are equal, of models their fields. A tuple is a list, as in plain JSON."""
+    if isinstance(one, datetime | time) and one.tzinfo:
+        # A time of day may lose its zone. Dates of two zones are never equal in an hour that a clock repeats or skips.
+        return bool(other.tzinfo) and (one - other == timedelta(0) if isinstance(one, datetime) else one == other)
+    if _is_model(type(one)) and type(one) is type(other):
+        one, other = ({n: getattr(m, n) for n in type(m).model_fields} | (m.model_extra or {}) for m in (one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same_value(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same_value, one, other))
+    return bool(one == other or (one != one and other != other))  # NaN
 
 
 def _same(value: object) -> object:
@@ -192,8 +219,11 @@ def _make(hint: object, memo: dict[object, _Codec]) -> _Codec:
         return _choice(hint.__qualname__, [(member, member.value if by_value else member.name) for member in hint])
     if _is_model(hint):
         write = partial(hint.model_dump, mode="json", round_trip=True, warnings="error")
-        read = partial(hint.model_validate_json, by_name=True, by_alias=True)
-        return _codec(short_name(hint), JSON_TYPES, {hint}, write, lambda plain: read(json.dumps(plain)))
+
+        def read(plain: object) -> object:
+            return hint.model_validate_json(json.dumps(plain), by_name=True, by_alias=True)
+
+        return _codec(short_name(hint), JSON_TYPES, {hint}, _back_again(write, read, None), read)
     if isinstance(hint, type) and _is_record(hint):
         return _record(hint, memo)
     raise PayloadError(f"{hint!r} has no JSON form. Use a dataclass, container, number, date, str, Enum or Any")
