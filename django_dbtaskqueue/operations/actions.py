@@ -366,7 +366,9 @@ def enqueue_copy(task: AbstractTask) -> AbstractTask:
     given = {column.option: getattr(task, column.name) for column in COPIED if column.option}
     given["lease"] = None if task.lease_seconds is None else timedelta(seconds=task.lease_seconds)
     given["columns"] = {name: getattr(task, name) for name in own_fields(type(task))}
-    given["ttl"] = None if task.expire_time is None else max(timedelta(0), task.expire_time - task.create_time)
+    # The time to live counts from the due time, in whose place a task that runs or has completed has its lease's end.
+    due = task.create_time if task.status in (Status.PROCESSING, Status.COMPLETED) else task.next_process_time
+    given["ttl"] = None if task.expire_time is None else max(timedelta(0), task.expire_time - due)
     # The payload is JSON already, so its type cannot be seen from it; and the budget is no argument.
     stored = {column.db: getattr(task, column.name) for column in COPIED if not column.option}
     return enqueue_task(task.queue, TaskOptions(**given), InsertOptions(using=str(task._state.db)), stored)

@@ -13,15 +13,17 @@ from django.db import DatabaseError, IntegrityError, transaction
 from django.test import Client
 from django.utils import timezone
 
+from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, Queue, Task
 from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import queue_control
-from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids, preview
+from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids, enqueue_copy, preview
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, Actor
 from django_dbtaskqueue.operations.queue_control import ensure_row, pause, resume
 from django_dbtaskqueue.operations.verbs import DELETE, QUEUE_VERBS, REPROCESS, TASK_VERBS, VerbOptions
+from django_dbtaskqueue.testing import advance
 from tests.factories import QUEUE, age, make_task
 from tests.operations.site import ONLY_PARCELS, QUEUES, command, page, post, refused
 
@@ -176,3 +178,14 @@ def test_a_pause_ends_later_and_at_a_time_that_can_be_read_again() -> None:
         refused(words, pause, QUEUE, "default", by="ada", until=datetime.fromisoformat(end))
     with pytest.raises(DatabaseError), transaction.atomic():
         Queue.objects.create(name="by-hand", paused_until=datetime(9999, 12, 31, tzinfo=UTC))
+
+
+def test_a_copy_has_the_time_to_live_and_not_the_delay() -> None:
+    task = enqueue(QUEUE, delay=5 * HOUR, ttl=HOUR)
+    for _ in ("waits", "has failed"):
+        copy = Task.objects.get(pk=enqueue_copy(Task.objects.get(pk=task.pk)).pk)
+        assert copy.expire_time - copy.next_process_time == HOUR
+        copy.delete()
+        advance(5 * HOUR)
+        for lease in Task.objects.checkout(QUEUE, poller_instance="p"):
+            lease.fail("down", retry=False)
