@@ -397,7 +397,7 @@ def test_pollers_that_missed_three_heartbeats_are_late(op: Client) -> None:
     queues = [{"queue": QUEUE, "weight": 1}, {"queue": "letters", "weight": 3}]
     facts = {"held": 1, "slots": 4, "queues": queues, "running": [{"task_id": task.pk, "queue": QUEUE}]}
     same = ["1/4", f"{QUEUE}, letters:3", f'<a href="{page_of(task)}">{task.pk}</a>']
-    for silent, words in ((1, "RUNNING<"), (60, "RUNNING, late"), (60, "STOPPED<"), (1, "WAITING<")):
+    for silent, words in ((1, "RUNNING<"), (200, "RUNNING, late"), (200, "STOPPED<"), (1, "WAITING<")):
         poller = Poller.objects.create(instance=HOLDER, state=words[:7], **facts)
         age(timedelta(seconds=silent), model=Poller, pk=poller.pk)
         for url in (POLLERS, page_of(poller)):
