@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -38,9 +37,6 @@ ACTION_ON_ALL_KEY = "action_on_all"  # a button's name: the action is on all row
 CARRIED = ("again", "operation", "put_back")  # what a confirmation posts again beside the selection
 
 
-# -- what the page asks ------------------------------------------------------------------------------------------------
-
-
 class PlainForm(forms.Form):
     def __init__(self, *args: Any, reason_required: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,16 +58,10 @@ class VerbForm(PlainForm):
     """Asks for the inputs of a verb on tasks of a table; for an edit ``task`` is the one."""
 
     def __init__(
-        self,
-        *args: Any,
-        verb: verbs.TaskVerb,
-        table: TaskQuerySet,
-        actor: permissions.Actor,
-        task: AbstractTask | None = None,
-        **kwargs: Any,
+        self, data: Any = None, *, verb: verbs.TaskVerb, table: TaskQuerySet, actor: permissions.Actor, task: Any = None
     ) -> None:
         self.verb = verb
-        super().__init__(*args, reason_required=verb.needs_reason, **kwargs)
+        super().__init__(data, reason_required=verb.needs_reason)
         self.fields.update({one.name: _field(one, table, actor, task) for one in verb.inputs})
         self.order_fields([one.name for one in verb.inputs])
 
@@ -147,20 +137,13 @@ class PauseForm(PlainForm):
         """Set ``until`` to the end that was chosen; None: until a user resumes the queue."""
         found = super().clean() or {}
         chosen, until = found.get("for_time", ""), found.get("until")
+        if until is not None and until <= now():
+            self.add_error("until", gettext_lazy("Give a time in the future, or none."))
         if chosen not in ("", DATE):
             until = now() + parse_length(chosen)
         elif chosen == DATE and until is None and "until" not in self.errors:
             self.add_error("until", gettext_lazy("Give a date."))
         return {**found, "until": until}
-
-    def clean_until(self) -> datetime | None:
-        until: datetime | None = self.cleaned_data["until"]
-        if until is not None and until <= now():
-            raise forms.ValidationError(gettext_lazy("Give a time in the future, or none."))
-        return until
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
 
 
 def verb_of(request: HttpRequest, known: Mapping[str, permissions.V]) -> permissions.V:
@@ -207,9 +190,6 @@ def ask(
     }
     request.current_app = page.admin_site.name
     return TemplateResponse(request, "admin/dbtaskqueue/confirm.html", context)
-
-
-# -- tasks -------------------------------------------------------------------------------------------------------------
 
 
 class TaskPageAdmin(ListAdmin):

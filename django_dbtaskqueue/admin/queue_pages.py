@@ -194,11 +194,10 @@ class QueueAdmin(NamedListAdmin):
         return sorted(rows, key=lambda queue: ORDERS[order][1](vars(queue)["stats"]), reverse=True) if order else rows
 
     def with_figures(self, found: queue_stats.QueuesOverview, rows: QuerySet[Queue]) -> list[Queue]:
-        stored, queues = stored_queues(rows), []
-        for figures in found.queues:
-            queue = stored.get(figures.queue) or Queue(name=figures.queue, overrides={})
+        stored = stored_queues(rows)
+        queues = [stored.get(one.queue) or Queue(name=one.queue, overrides={}) for one in found.queues]
+        for queue, figures in zip(queues, found.queues, strict=True):
             vars(queue)["stats"] = figures
-            queues.append(queue)
         return queues
 
     def found(self, rows: Any, page: Page, place: int | None, filterset: Any) -> str:

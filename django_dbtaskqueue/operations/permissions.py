@@ -1,9 +1,8 @@
 """Permissions: every page, command and API call asks here before it acts.
 
-Each verb has its own permission, and none implies another. A project narrows it per queue with
-``DBTASKQUEUE["CAN_OPERATE"]``: the dotted path of ``(user, verb name, queue) -> bool``, asked only about what the
-user's permissions allow. ``DBTASKQUEUE["CAN_VIEW"]``, the dotted path of ``(user, queue) -> bool``, hides queues: what
-a user may not view is in no list, count, chart or answer, and no verb works on it.
+Each verb has its own permission, and none implies another. ``DBTASKQUEUE["CAN_OPERATE"]`` narrows it per queue.
+``DBTASKQUEUE["CAN_VIEW"]`` hides queues: what a user may not view is in no list, count, chart or answer, and no verb
+works on it.
 """
 
 import os

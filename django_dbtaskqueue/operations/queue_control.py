@@ -1,7 +1,6 @@
 """What operators change while queues and pollers run: pauses, settings, commands to pollers, the shards of tasks.
 
-Permission is checked first. The change and its record are one transaction. Every process follows: a checkout that
-starts after the commit sees a pause, and a poller reads settings and commands at its next heartbeat.
+A checkout that starts after the commit sees a pause. A poller reads settings and commands at its next heartbeat.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -117,9 +117,6 @@ def _queue(task: str, queue_of: Mapping[str, str]) -> tuple[str, str]:
     return found[0]
 
 
-# -- cron texts --------------------------------------------------------------------------------------------------------
-
-
 def _every(pause: timedelta, anchor: datetime) -> Definition:
     """Return the definition for the time ``anchor`` and one time after each pause. In UTC, each pause is the same."""
     since = _utc(anchor)

@@ -1,7 +1,6 @@
 """Schedules: in words, with the next times, and what is wrong with them; and the verbs on them.
 
-Which values of a schedule win: the code's, field by field, except where a person changed a field. That stays until
-"Back to the code". Permission is checked first. The change and its record are one transaction.
+The code's values win, field by field, except where a person changed a field. That stays until "Back to the code".
 """
 
 from collections.abc import Iterator, Mapping
