@@ -74,8 +74,7 @@ def nav_entries(request: HttpRequest, site: admin.AdminSite, here: str | None) -
     for place, (key, model, label) in enumerate(NAV_ENTRIES):
         if model in shown and shown[model].has_module_permission(request):
             url = reverse(f"admin:{APP}_{model}_changelist", current_app=site.name)
-            main = place < MAIN_ENTRIES
-            yield {"key": key, "label": label, "main": main, "url": url, "current": model == here}
+            yield {"key": key, "label": label, "main": place < MAIN_ENTRIES, "url": url, "current": model == here}
 
 
 def list_in_order(site: admin.AdminSite) -> None:

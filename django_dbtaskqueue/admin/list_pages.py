@@ -267,8 +267,7 @@ def _look_on(request: HttpRequest, page: Page, looked: int) -> str:
     """Return the address where a search without a match goes on; empty when it has a match, or was read to the end."""
     if page.rows or page.cut or not (page.window or page.first):
         return ""
-    before = page.older if page.window else None
-    return _address(request, **{BEFORE_KEY: before, LOOKED_KEY: looked + page.window})
+    return _address(request, **{BEFORE_KEY: page.older if page.window else None, LOOKED_KEY: looked + page.window})
 
 
 def search_effort(request: HttpRequest) -> dict[str, timedelta]:

@@ -266,8 +266,7 @@ def task_report(verb: verbs.TaskVerb, report: actions.ActReport) -> str:
     if not report.skips:
         return f"{done}."
     reasons = ", ".join(f"{reason}: {len(ids)}" for reason, ids in report.skips.items())
-    facts = {"done": done, "count": report.skipped, "reasons": reasons}
-    return _("%(done)s, %(count)s skipped (%(reasons)s).") % facts
+    return _("%(done)s, %(count)s skipped (%(reasons)s).") % {"done": done, "count": report.skipped, "reasons": reasons}
 
 
 def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:

@@ -92,8 +92,8 @@ def heat_map(kind: str, title: str, points: Sequence[queue_stats.Point]) -> dict
     rows = []
     for decade in range(decades[-1], decades[0] - 1, -1) if decades else ():
         words = _("up to %(time)s") % {"time": format_seconds(upper(CLASSES_PER_DECADE * (decade + 1)))}
-        shares = [(found[decade], found[decade] / max(found.total(), 1)) for found in counts]
-        heats = [(cells.number(count) if count else "", math.ceil(MAX_HEAT_LEVEL * share)) for count, share in shares]
+        parts = [(found[decade], found.total() or 1) for found in counts]
+        heats = [(cells.number(one) if one else "", math.ceil(MAX_HEAT_LEVEL * one / total)) for one, total in parts]
         rows.append((words, heats))
     return {"name": kind, "title": title, "times": [_clock(step[0].time) for step in steps], "rows": rows}
 
@@ -335,8 +335,7 @@ def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     queue = _queue_of(page, request, "purge", PURGE)
     if request.POST.get("typed", "").strip() != queue.name:
         raise OperationRefused(_("Type %(name)s to delete all its tasks.") % {"name": queue.name})
-    reason = request.POST.get("reason", "").strip()
-    operation = bulk.start(PURGE, text_of(queue=queue.name), request.user, reason)
+    operation = bulk.start(PURGE, text_of(queue=queue.name), request.user, request.POST.get("reason", "").strip())
     address = page.url(BulkOperation, "change", operation.pk)
     return page.reply(request, _("The bulk operation has started."), address=address)
 
@@ -472,8 +471,7 @@ class DoctorAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         # Before the page's transaction: an error of the database would end it.
-        sees = viewer(request).sees
-        found = [one for one in examine(self.get_queryset(request).db) if all(map(sees, one.queues))]
+        found = [one for one in examine(self.get_queryset(request).db) if all(map(viewer(request).sees, one.queues))]
         return show(self, request, ["doctor"], lambda: self._context(found))
 
     def _context(self, found: list[Finding]) -> dict[str, Any]:

@@ -80,8 +80,7 @@ class SearchedAdmin(ListAdmin):
 
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
         groups = narrow(FailureGroup.objects.using(rows[0]._state.db if rows else None), viewer(request))
-        texts = with_errors([row.query for row in rows], groups)
-        for row, text in zip(rows, texts, strict=True):
+        for row, text in zip(rows, with_errors([row.query for row in rows], groups), strict=True):
             row.explained = text
 
 
@@ -116,8 +115,7 @@ class BulkOperationAdmin(SearchedAdmin):
             raise OperationRefused(refusal)
         if not confirmed(request, form):
             text = ngettext("It changed %(count)s task.", "It changed %(count)s tasks.", operation.changed)
-            sentences = [text % {"count": cells.number(operation.changed)}]
-            return ask(self, request, PUT_BACK, form, sentences=sentences)
+            return ask(self, request, PUT_BACK, form, sentences=[text % {"count": cells.number(operation.changed)}])
         back = bulk.put_back(operation.pk, request.user, form.reason(), alias)
         return self.reply(request, _("The bulk operation has started."), address=self.page_of(back))
 
@@ -474,9 +472,8 @@ class FailureGroupAdmin(SmallListAdmin):
         return permitted(request, [verb for verb in TASK_VERBS.values() if Status.ERROR in verb.sources], row.queue)
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        query = text_of(fingerprint=row.fingerprint, status=Status.ERROR)
         return {
-            "act_url": self.url(Task, "changelist", q=query),
+            "act_url": self.url(Task, "changelist", q=text_of(fingerprint=row.fingerprint, status=Status.ERROR)),
             "windows": row.figures.failed.items(),
             "title": self.what(row),
             "boxes": [(_("newest traceback"), cells.box(row.trace), "traceback")] if row.trace else [],
@@ -511,8 +508,7 @@ class PipelineReportAdmin(ListAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(when_migrated(self, self.file))
-        own = path("<int:pk>/report/", view, name="dbtaskqueue_pipelinereport_report")
-        return [own, *super().get_urls()]
+        return [path("<int:pk>/report/", view, name="dbtaskqueue_pipelinereport_report"), *super().get_urls()]
 
     def file(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Return the report as a file to save: in a sandbox, in which only the file's own scripts run."""

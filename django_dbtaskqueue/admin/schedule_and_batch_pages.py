@@ -232,8 +232,7 @@ class BatchAdmin(NamedListAdmin):
         form = bound_form(request, PlainForm)
         if not confirmed(request, form):
             text = ngettext("%(count)s task is in the batch.", "%(count)s tasks are in the batch.", row.total)
-            words = text % {"count": cells.number(row.total)}
-            return ask(self, request, verb, form, sentences=[words], items=[row])
+            return ask(self, request, verb, form, sentences=[text % {"count": cells.number(row.total)}], items=[row])
         changed = related_tasks.act_on_batch(verb, row, viewer(request), reason=form.reason())
         return self.reply(request, f"{verb.done % {'number': changed}}.", changed=changed)
 

@@ -177,8 +177,7 @@ def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResp
     if not name or not search:
         raise OperationRefused(_("Give a search and a name for it."))
     if mine.count() >= MAX_SAVED_SEARCHES and not mine.filter(name=name).exists():
-        words = _("You have %(most)s saved searches. Delete one first.")
-        raise OperationRefused(words % {"most": MAX_SAVED_SEARCHES})
+        raise OperationRefused(_("You have %(most)s saved searches. Delete one first.") % {"most": MAX_SAVED_SEARCHES})
     given = {"query": to_text(search), "shared": request.POST.get("view_shared") == "1"}
     mine.update_or_create(owner=request.user.get_username(), name=name, defaults=given)
     return page.reply(request, _("Saved as %(name)s.") % {"name": name})
@@ -240,8 +239,7 @@ class TaskAdmin(TaskPageAdmin):
         search, size = filterset.search, list_pages.PAGE_ROWS
         effort: dict[str, Any] = list_pages.search_effort(request)
         if not effort and query.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
-            queues = search.queues()
-            return query.page_of_processing(cast(TaskQuerySet, rows), queues, size, **place)
+            return query.page_of_processing(cast(TaskQuerySet, rows), search.queues(), size, **place)
         among = within(filterset.ids, query.indexed_part(search, filterset.queryset))
         if order := SORTS.get(request.GET.get(SORT_KEY, "")):
             return query.sorted_page(rows, among, size, order[1])
@@ -272,8 +270,7 @@ class TaskAdmin(TaskPageAdmin):
         if task.status == Status.CREATED:
             return _within(_("due %(time)s"), cells.ago(task.next_process_time, task.clock))
         if task.status == Status.PROCESSING:
-            over = task.next_process_time <= task.clock
-            words = _("lease ran out %(time)s") if over else _("lease ends %(time)s")
+            words = _("lease ran out %(time)s") if task.next_process_time <= task.clock else _("lease ends %(time)s")
             return _within(words, cells.ago(task.next_process_time, task.clock))
         return _within(_("finished %(time)s"), cells.ago(task.finish_time or task.last_update_time, task.clock))
 
@@ -415,8 +412,7 @@ def _failure(row: Attempt, *, traces: bool) -> Event:
     what, note = _("attempt %(n)s failed") % {"n": row.attempt}, short_error(error_of(row))
     event = _event(row.finish_time, what, message_of(note, MAX_TIMELINE_MESSAGE), bad=True, key=row.total_attempt)
     if row.start_time:
-        took = format_duration(row.finish_time - row.start_time, rough=True)
-        event["took"] = _("after %(time)s") % {"time": took}
+        event["took"] = _("after %(time)s") % {"time": format_duration(row.finish_time - row.start_time, rough=True)}
     return {**event, "trace": cells.box(row.traceback) if traces and row.traceback else ""}
 
 

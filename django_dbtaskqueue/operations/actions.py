@@ -262,8 +262,7 @@ def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, 
                 estimate=len(ids), skips=details["skips"], start_time=Now(), finish_time=Now(), **counts,
             )  # fmt: skip
         given = {"query": request.query, "reason": request.reason, "operation": report.operation, **counts}
-        queue = sole({row.queue for row in report.tasks})
-        entry = record(alias, actor, verb, queue=queue, details=details, **given)
+        entry = record(alias, actor, verb, queue=sole({row.queue for row in report.tasks}), details=details, **given)
         record_changes(entry, verb, report.tasks)
     return report
 

@@ -368,6 +368,5 @@ def _estimated(session: Session, sql: StatsStatements, found: Counts) -> Counts:
 def _exact(rows: Iterable[tuple[Any, ...]]) -> dict[str, QueueCounts]:
     found: defaultdict[str, QueueCounts] = defaultdict(QueueCounts)
     for name, status, _parked, number, stale, seconds in rows:
-        counted = QueueCounts().statuses | {status: ApproxCount(number)}
-        found[name] += QueueCounts(counted, stale, seconds)
+        found[name] += QueueCounts(QueueCounts().statuses | {status: ApproxCount(number)}, stale, seconds)
     return found

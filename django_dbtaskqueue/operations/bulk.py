@@ -296,8 +296,7 @@ def _next_chunk(operation: BulkOperation, tasks: TaskQuerySet, matching: TaskQue
             operation.cursor = operation.last_id
             break
         last = min(first + operation.window_size - 1, operation.last_id)
-        found = matching.filter(pk__gte=first, pk__lte=last).order_by("pk")
-        ids = list(found.values_list("pk", flat=True)[:size])
+        ids = list(matching.filter(pk__gte=first, pk__lte=last).order_by("pk").values_list("pk", flat=True)[:size])
         operation.cursor = ids[-1] if len(ids) == size else last
         if ids:
             operation.window_size = FIRST_WINDOW

@@ -197,8 +197,7 @@ def _unserved(alias: str, waiting: Sequence[QueueStats], pollers: int) -> Iterat
     for instance, served in silent[:MAX_OF_A_KIND]:
         words = _("Poller %(poller)s has not reported for over %(time)s.")
         taken_over = _("It died or lost the database; see its log. Others take its tasks when their leases expire.")
-        alone = _("It died or lost the database; see its log, and start it again.")
-        remedy = taken_over if pollers else alone
+        remedy = taken_over if pollers else _("It died or lost the database; see its log, and start it again.")
         yield _warning("poller.silent", words, remedy, queue_names_in(served), poller=instance, time=since)
 
 
@@ -405,9 +404,7 @@ def _old_transactions(session: Session) -> Iterator[Finding]:
 
 
 def _listeners(session: Session) -> Iterator[Finding]:
-    settings = conf.settings()
-    running = alive(session.connection.alias)
-    if not settings.notify or not running:
+    if not conf.settings().notify or not alive(session.connection.alias):
         return
     (number,), (full,) = session.run(LISTENERS, {})[0], session.run("SELECT pg_notification_queue_usage()", {})[0]
     if not number:

@@ -139,8 +139,7 @@ class Housekeeper:
         for _window in range(MAX_STEP_WINDOWS):
             if not report.has_time():
                 return
-            after = self._steps_read.get(place, 0)
-            self._steps_read[place] = retention.delete_left_steps(Session.on(*place), after)
+            self._steps_read[place] = retention.delete_left_steps(Session.on(*place), self._steps_read.get(place, 0))
             if not self._steps_read[place]:
                 return
 

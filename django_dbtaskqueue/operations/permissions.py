@@ -240,9 +240,7 @@ def visible_queues(actor: Actor) -> list[str] | None:
 
 def narrow(rows: Rows, actor: Actor) -> Rows:
     """Return those of ``rows`` that the actor may view."""
-    if actor.sees_all:
-        return rows
-    return rows.filter(_condition(rows, visible_queues(actor) or [], actor))
+    return rows if actor.sees_all else rows.filter(_condition(rows, visible_queues(actor) or [], actor))
 
 
 def check_queue(queue: str, actor: Actor) -> None:

@@ -451,8 +451,7 @@ def new_releases(pollers: QuerySet[Poller], since: timedelta) -> list[tuple[date
 
     Without a release of the project it is the version of this package. The first one that any row has is not new.
     """
-    known = Coalesce(NullIf("release", Value("")), "version")
-    rows = pollers.exclude(version="").annotate(known=known)
+    rows = pollers.exclude(version="").annotate(known=Coalesce(NullIf("release", Value("")), "version"))
     first = rows.values_list("known").annotate(first=Min("start_time")).order_by("first")[:MAX_VERSIONS]
     found = [(time, version) for version, time in first]
     begin = Session.on(rows.db).now() - since if len(found) > 1 else None

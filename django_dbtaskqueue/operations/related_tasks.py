@@ -83,8 +83,7 @@ def related(task: AbstractTask, there: str, actor: Actor) -> tuple[list[RelatedT
 
 
 def _edges(task: AbstractTask, alias: str, here: str) -> QuerySet[Dependency]:
-    of = {f"{here}_location": task._meta.label_lower, f"{here}_id": task.pk}
-    return Dependency.objects.using(alias).filter(**of)
+    return Dependency.objects.using(alias).filter(**{f"{here}_location": task._meta.label_lower, f"{here}_id": task.pk})
 
 
 def _read(edges: QuerySet[Dependency], alias: str, there: str, actor: Actor | None) -> list[RelatedTask]:

@@ -475,8 +475,7 @@ def page_of_processing(rows: TaskQuerySet, names: Sequence[str], size: int, **pl
     with prefer_indexes(session):
         queues = list(names) or [row[0] for row in session.run(sql.names, {})]
         most = max(MIN_ROWS_PER_PRIORITY, WINDOW_ROWS // max(len(queues), 1))
-        asked = sql.first_tasks.format(most=most, most_of_all=WINDOW_ROWS)
-        found = session.run(asked, {"names": queues})
+        found = session.run(sql.first_tasks.format(most=most, most_of_all=WINDOW_ROWS), {"names": queues})
     seen = sum(number for number, _ids in found)
     ids = [one for _number, part in found for one in part or ()]
     cut = seen >= WINDOW_ROWS or any(number >= most for number, _ids in found)
@@ -502,8 +501,7 @@ def indexed_part(search: Search, tasks: TaskQuerySet) -> TaskQuerySet:
             return {match.value for match in term.matches} <= FAILED_STATUSES
         return all(match.op in INDEXED_OPERATORS.get(term.name, ()) for match in term.matches)
 
-    known = [term for term in search.terms if not term.negated and answered(term)]
-    return select(Search(tuple(known)), tasks)
+    return select(Search(tuple(term for term in search.terms if not term.negated and answered(term))), tasks)
 
 
 def _ids(rows: Rows) -> list[int]:
