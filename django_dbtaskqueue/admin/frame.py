@@ -29,9 +29,8 @@ from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import Session, is_task_table, migrated, model_named
-from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
-from django_dbtaskqueue.operations.permissions import APP, VIEW_PAYLOAD, Actor, V, Verb, narrow
+from django_dbtaskqueue.operations.permissions import APP, VIEW_PAYLOAD, Actor, Text, V, Verb, narrow
 from django_dbtaskqueue.operations.serializers import MAX_WHOLE_NUMBER, is_storable
 
 REFRESH_INTERVALS_S = (2, 5, 15, 60)
@@ -199,7 +198,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
     long_columns: tuple[str, ...] = ()  # not read for a list
     secrets: tuple[str, ...] = ()  # boxes for users who may see payloads
     page_lines: tuple[str, ...] = ()  # facts on the page of a row
-    hints: ClassVar[dict[str, permissions.Text]] = {}  # what a column's head says when it is pointed at
+    hints: ClassVar[dict[str, Text]] = {}  # what a column's head says when it is pointed at
     list_template = "list"
     detail_template = "detail"
     row_keys: tuple[str, ...] = ()  # by which the forms of a row's page name it, beside those of the verbs

@@ -25,7 +25,6 @@ from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Queue
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import actions, bulk, permissions, verbs
-from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
 from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.operations.serializers import with_errors
@@ -279,9 +278,9 @@ def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     form = bound_form(request, PlainForm)
     if not confirmed(request, form):
         return ask(page, request, permissions.ENQUEUE_COPY, form, items=[str(task)])
-    with recorded(alias := str(task._state.db)):
+    with actions.recorded(alias := str(task._state.db)):
         fresh = actions.enqueue_copy(task)
         given = {"reason": form.reason(), "changed": 1, "details": {"task_id": fresh.pk, "again": task.pk}}
-        record(alias, actor, permissions.ENQUEUE_COPY, queue=task.queue, **given)
-        log(actor, [fresh], ADDITION, _("Enqueued again: task %(id)s") % {"id": task.pk})
+        actions.record(alias, actor, permissions.ENQUEUE_COPY, queue=task.queue, **given)
+        actions.log(actor, [fresh], actions.ADDITION, _("Enqueued again: task %(id)s") % {"id": task.pk})
     return page.reply(request, _("This is the new task."), address=page.page_of(fresh))

@@ -35,7 +35,6 @@ from django_dbtaskqueue.models import BulkOperation, FailureGroup, Poller, Queue
 from django_dbtaskqueue.operations import bulk, permissions, queue_control, queue_stats
 from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, count_within, limits_of, limits_text
 from django_dbtaskqueue.operations.doctor import Finding, examine
-from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
 from django_dbtaskqueue.operations.related_tasks import awaited
 from django_dbtaskqueue.operations.report_page import MAX_HEAT_LEVEL, Chart, Line
 from django_dbtaskqueue.operations.search import parse, text_of, to_text
@@ -47,9 +46,9 @@ CHART_SPAN = timedelta(hours=1)
 POINTS_PER_STEP = 5  # of a heat map
 
 
-def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[str, object]:
+def chart_context(using: str, actor: permissions.Actor, queue: str | None = None) -> dict[str, object]:
     """Return the charts and heat maps of the last hour, of one queue, or of all that the actor may view."""
-    points = ended(queue_stats.series(using, CHART_SPAN, queue, among=visible_queues(actor)))
+    points = ended(queue_stats.series(using, CHART_SPAN, queue, among=actor.visible_queues))
     times = [_clock(point.time) for point in points]
     throughput = [
         Line(_("completed"), "--dbtq-good", [60 * point.rate_of("completed", "deleted") for point in points]),
@@ -66,7 +65,9 @@ def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[st
     title = _("Run time and wait time in seconds, last hour")
     marks = [
         {"iso": time.isoformat(), "clock": date_format(cells.local(time), "H:i"), "release": release}
-        for time, release in queue_stats.new_releases(narrow(Poller.objects.using(using), actor), CHART_SPAN)
+        for time, release in queue_stats.new_releases(
+            permissions.narrow(Poller.objects.using(using), actor), CHART_SPAN
+        )
     ]
     outcomes = _("Attempts per minute, last hour")
     charts = [
@@ -185,7 +186,7 @@ class QueueAdmin(NamedListAdmin):
 
     def listed(self, request: HttpRequest) -> Sequence[Queue]:
         """Return also queues that only have tasks or a living poller: this process may lack a worker's processors."""
-        found = queue_stats.overview(only=permissions.visible_queues(viewer(request)))
+        found = queue_stats.overview(only=viewer(request).visible_queues)
         return self.with_figures(found, self.get_queryset(request))
 
     def rows_of(self, filterset: Any) -> list[Queue]:  # type: ignore[override]
@@ -380,7 +381,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         actor, alias = viewer(request), self.get_queryset(request).db
         if CHARTS_KEY in request.GET:
             return chart_context(alias, actor)
-        found = queue_stats.overview(only=visible_queues(actor))
+        found = queue_stats.overview(only=actor.visible_queues)
         return {
             "health": found.health,
             "cards": self._cards(found),
@@ -438,7 +439,7 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     def _waits(self, request: HttpRequest, alias: str, now: datetime) -> dict[str, Any]:
         """Return how many tasks wait for somebody's answer, and the first of them: with the signal, and since when."""
-        rows = narrow(select(TO_ANSWER, tasks_for(TO_ANSWER, alias)), viewer(request))
+        rows = permissions.narrow(select(TO_ANSWER, tasks_for(TO_ANSWER, alias)), viewer(request))
         count = count_within(rows, COUNT_TIMEOUT) if self._shown_to(request, Task) else NONE_COUNTED
         # By time, of those just counted: by id, the server might read the whole table.
         some = rows.order_by("create_time")[:MAX_HOME_WAITS] if count and not count.more else ()

@@ -35,7 +35,6 @@ from django_dbtaskqueue.models.tasks import TERMINAL_VALUES
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.permissions import CONTROL_POLLERS, Actor, Verb, check_cancel, check_may, narrow
-from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.queue_stats import WINDOWS, new_releases, stats_of_groups
 from django_dbtaskqueue.operations.report_page import content_policy, html_file, report_body
 from django_dbtaskqueue.operations.schedules import SCHEDULE_VERBS
@@ -235,17 +234,17 @@ class PollerAdmin(SmallListAdmin):
             poller.applied_settings = "" if hidden else poller.applied_settings
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        return permitted(request, POLLER_VERBS.values())
+        return permitted(request, queue_control.POLLER_VERBS.values())
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
-        return [] if row.state == STOPPED_STATE else self.list_verbs(request)
+        return [] if row.state == queue_control.STOPPED_STATE else self.list_verbs(request)
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        verb = verb_of(request, POLLER_VERBS)
+        verb = verb_of(request, queue_control.POLLER_VERBS)
         check_may(CONTROL_POLLERS, viewer(request))
         ticked = filter(is_storable, request.POST.getlist(ACTION_CHECKBOX_NAME)[:MAX_COMMANDED_POLLERS])
         rows = self.get_queryset(request).filter(pk__in=list(ticked))
-        running = [poller.instance for poller in rows if poller.state != STOPPED_STATE]
+        running = [poller.instance for poller in rows if poller.state != queue_control.STOPPED_STATE]
         form = bound_form(request, PlainForm)
         if not confirmed(request, form):
             text = ngettext("%(count)s poller would follow.", "%(count)s pollers would follow.", len(running))
@@ -261,7 +260,7 @@ class PollerAdmin(SmallListAdmin):
         if poller.requested_command:
             facts = {"state": poller.state, "command": poller.requested_command}
             return cells.badge("paused", "◌", _("%(state)s, %(command)s requested") % facts)
-        if poller.state == STOPPED_STATE:
+        if poller.state == queue_control.STOPPED_STATE:
             return cells.badge("stopped", "▪", poller.state)
         if poller.clock - poller.heartbeat_time > control.MISSED_HEARTBEATS * conf.settings().heartbeat:
             return cells.badge("late", "✕", _("%(state)s, late") % {"state": poller.state})

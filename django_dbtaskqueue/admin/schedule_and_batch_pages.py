@@ -30,7 +30,6 @@ from django_dbtaskqueue.models import Batch, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES
 from django_dbtaskqueue.operations import related_tasks, schedules
 from django_dbtaskqueue.operations.permissions import Verb, by_name, check_may
-from django_dbtaskqueue.operations.related_tasks import Node
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.verbs import json_of
 
@@ -216,7 +215,7 @@ class BatchAdmin(NamedListAdmin):
             ],
         }
 
-    def _address(self, row: Batch, node: Node) -> str:
+    def _address(self, row: Batch, node: related_tasks.Node) -> str:
         if node.number == 1 or not node.queue:
             return self.task_url(*node.key)
         words = {"batch": row.pk, "queue": node.queue, "status": node.status}

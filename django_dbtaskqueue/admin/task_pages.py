@@ -22,7 +22,6 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells, list_pages
 from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer
-from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, MAX_QUEUES_TO_PICK, SORT_KEY
 from django_dbtaskqueue.admin.page_actions import TaskPageAdmin, act_on_tasks, enqueue_copy
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
@@ -72,7 +71,7 @@ class TaskPageFilter(TaskFilter):
     @cached_property
     def ids(self) -> range | None:
         """The ids of the dates of the search, unless everything is searched."""
-        whole = FULL_SEARCH_KEY in self.request.GET or not self.is_valid()
+        whole = list_pages.FULL_SEARCH_KEY in self.request.GET or not self.is_valid()
         return None if whole else id_range(self.search, self.queryset)
 
     @cached_property
@@ -83,7 +82,7 @@ class TaskPageFilter(TaskFilter):
             named = term.name == "queue" and not term.negated and tuple(one.value for one in term.matches) == queues
             if term.name != "status" and not named:
                 return {}
-        only = list(filter(actor.sees, queues)) if queues else permissions.visible_queues(actor)
+        only = list(filter(actor.sees, queues)) if queues else actor.visible_queues
         counts = queue_counts(self.place, only, MAX_ROWS_OF_TABS).values()
         return {status: sum((one.statuses[status] for one in counts), NONE_COUNTED) for status in map(str, Status)}
 
@@ -99,7 +98,7 @@ def pickers(page: TaskPageAdmin, filterset: TaskPageFilter) -> dict[str, object]
         number = str(filterset.numbers.get(status, ""))
         tabs.append((status, _of_status(search, status, request.path), number, found == {status} and not every))
     names = sorted(filter(actor.sees, {*known_queues(), *queue_names(filterset.place), *queues}))
-    few, order = names[:MAX_QUEUES_TO_PICK], request.GET.get(SORT_KEY, "")
+    few, order = names[: list_pages.MAX_QUEUES_TO_PICK], request.GET.get(list_pages.SORT_KEY, "")
     # What the search box completes: the qualifiers under "", the values of a qualifier under its name.
     begins = [f"{name}:" for name in QUALIFIERS if name] + [f"{name}." for name in LONG]
     words = {"": begins, "status": [*map(str, Status)], "is": list(STATE_NAMES)}
@@ -241,7 +240,7 @@ class TaskAdmin(TaskPageAdmin):
         if not effort and query.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
             return query.page_of_processing(cast(TaskQuerySet, rows), search.queues(), size, **place)
         among = within(filterset.ids, query.indexed_part(search, filterset.queryset))
-        if order := SORTS.get(request.GET.get(SORT_KEY, "")):
+        if order := SORTS.get(request.GET.get(list_pages.SORT_KEY, "")):
             return query.sorted_page(rows, among, size, order[1])
         return query.page_of(rows, among, size, **place, **effort)
 

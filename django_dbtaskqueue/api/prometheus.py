@@ -23,7 +23,7 @@ from django_dbtaskqueue.models.control import CALL, OUTCOME
 from django_dbtaskqueue.models.readable import Total
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.lookup import aliases_in, locations
-from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
+from django_dbtaskqueue.operations.permissions import Actor, narrow
 from django_dbtaskqueue.operations.queue_stats import QueueStats, overview, with_limits
 from django_dbtaskqueue.operations.schedules import listed
 
@@ -81,7 +81,7 @@ def exposition(actor: Actor) -> Exposition:
     with ExitStack() as limits:
         for alias in aliases:
             limits.enter_context(statement_timeout(alias))
-        stats = overview(only=visible_queues(actor))
+        stats = overview(only=actor.visible_queues)
         found.add("dbtaskqueue_pollers", stats.pollers)
         for row in with_limits(stats.queues):
             _add_queue(found, row)

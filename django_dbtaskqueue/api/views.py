@@ -321,7 +321,7 @@ def trend(call: ApiCall) -> list[queue_stats.Point]:
     name = call.given["queue"]
     if name:
         permissions.check_queue(name, call.actor)
-    return queue_stats.series(None, call.given["since"], name or None, among=permissions.visible_queues(call.actor))
+    return queue_stats.series(None, call.given["since"], name or None, among=call.actor.visible_queues)
 
 
 def doctor(call: ApiCall) -> list[Finding]:
@@ -335,7 +335,7 @@ def doctor(call: ApiCall) -> list[Finding]:
 def queues(call: ApiCall) -> QueueList:
     """Return the health, the known queues, and the pause of each."""
     paused = _pauses(call)
-    names = sorted({*known_queues(), *paused}) if call.actor.sees_all else permissions.visible_queues(call.actor) or []
+    names = sorted({*known_queues(), *paused}) if call.actor.sees_all else call.actor.visible_queues or []
     return {"health": _overview(call).health, "queues": [{"queue": name, "paused": paused.get(name)} for name in names]}
 
 
@@ -473,7 +473,7 @@ def audit(call: ApiCall) -> AuditPage:
 
 
 def _overview(call: ApiCall) -> queue_stats.QueuesOverview:
-    return queue_stats.overview(only=permissions.visible_queues(call.actor))
+    return queue_stats.overview(only=call.actor.visible_queues)
 
 
 def _pauses(call: ApiCall) -> dict[str, queue_stats.Pause]:

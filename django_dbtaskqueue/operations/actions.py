@@ -215,8 +215,7 @@ class Preview:
             lines.append(_("%(count)s would change.") % {"count": self.eligible})
         elif self.eligible is not None:
             words = _("%(count)s would change; the others are skipped: %(reason)s.")
-            reason = self.request.verb.skipped(self.request.options)
-            lines.append(words % {"count": self.eligible, "reason": reason})
+            lines.append(words % {"count": self.eligible, "reason": self.request.verb.skipped(self.request.options)})
         if self.running:
             words = ngettext("%(count)s of them runs now.", "%(count)s of them run now.", self.running.number)
             lines.append(words % {"count": self.running})

@@ -307,7 +307,6 @@ def _lost_slots(alias: str) -> Iterator[Finding]:
 
 
 def _parked(alias: str) -> Iterator[Finding]:
-    words = _("Tasks are parked: %(reason)s.")
     remedy = _("Start pollers whose code has a processor for them; then the tasks are unparked automatically.")
     for _alias, model in locations_on(alias):
         parked = model._base_manager.using(alias).filter(parked_by__startswith=NO_HANDLER)
@@ -315,7 +314,7 @@ def _parked(alias: str) -> Iterator[Finding]:
         for reason, name in parked.values_list("parked_by", "queue")[:1000]:
             reasons[str(reason)].add(name)
         for reason, names in sorted(reasons.items())[:MAX_OF_A_KIND]:
-            yield _warning("task.parked", words, remedy, names, reason=reason)
+            yield _warning("task.parked", _("Tasks are parked: %(reason)s."), remedy, names, reason=reason)
 
 
 def _schedules(alias: str) -> Iterator[Finding]:
@@ -382,9 +381,8 @@ def _indexes(session: Session) -> Iterator[Finding]:
 def _create(session: Session, model: type[models.Model], index: models.Index, *, broken: bool) -> str:
     """Return the statement that makes an index while the table is in use."""
     with session.connection.schema_editor(collect_sql=True) as editor:
-        text = str(index.create_sql(model, editor))
-    made = text.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1) + ";"
-    return f"DROP INDEX CONCURRENTLY {session.connection.ops.quote_name(index.name)}; {made}" if broken else made
+        text = str(index.create_sql(model, editor)).replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
+    return f"DROP INDEX CONCURRENTLY {session.connection.ops.quote_name(index.name)}; {text};" if broken else f"{text};"
 
 
 def _dead_rows(session: Session) -> Iterator[Finding]:

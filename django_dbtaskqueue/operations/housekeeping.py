@@ -20,7 +20,6 @@ from django_dbtaskqueue.db.storage import is_partitioned, make_month, missing_mo
 from django_dbtaskqueue.flow import retention
 from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.rescue import end_expired
-from django_dbtaskqueue.flow.retention import RetentionCursor
 from django_dbtaskqueue.flow.schedule import aware
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.models import TaskHistory
@@ -46,8 +45,7 @@ class RetentionPolicy:
 
     @classmethod
     def of_settings(cls) -> Self:
-        found = conf.settings()
-        return cls(**{age.name: getattr(found, f"keep_{age.name}") for age in fields(cls)})
+        return cls(**{age.name: getattr(conf.settings(), f"keep_{age.name}") for age in fields(cls)})
 
 
 @dataclass
@@ -94,7 +92,7 @@ class Housekeeper:
     """Does the turns on the calling thread's connections, and remembers where the last turn ended."""
 
     def __init__(self) -> None:
-        self._cursors: dict[tuple[Location, str, str], RetentionCursor] = {}
+        self._cursors: dict[tuple[Location, str, str], retention.RetentionCursor] = {}
         self._steps_read: dict[Location, int] = {}  # the last id
         self._pauses = Pauses[tuple[str, str]](*FAILED_PART_S, beyond=OperationalError)
         self.upkeep_due: dict[str, float] = {}  # by alias: clock.monotonic() of a poller's next turn without retention
@@ -147,7 +145,7 @@ class Housekeeper:
         session = Session.on(*place)
         report.expired += report.repeat(partial(_end_expired, session, queue))
         for status, age in ((COMPLETED, policy.completed), (ERROR, policy.error), (POISON, policy.poison)):
-            cursor = self._cursors.setdefault((place, queue, status), RetentionCursor(queue, status))
+            cursor = self._cursors.setdefault((place, queue, status), retention.RetentionCursor(queue, status))
             while age is not None and report.has_time():
                 number = retention.housekeep_batch(session, cursor, older_than=age, to=to)
                 report.moved += number if to == "history" else 0

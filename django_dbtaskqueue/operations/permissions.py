@@ -109,7 +109,6 @@ class Actor:
     user: User | None = None
     source: str = "command"
     scope: Scope = Scope()
-    seen: list[str] = field(default_factory=list, compare=False, repr=False)  # queues, for one request or chunk
 
     @cached_property
     def name(self) -> str:
@@ -140,6 +139,11 @@ class Actor:
     @cached_property
     def sees_all(self) -> bool:
         return self.user is None or (not self.scope.queues and conf.settings().can_view is None)
+
+    @cached_property
+    def visible_queues(self) -> list[str] | None:
+        """The queues that the actor may view; None: all of them, without a question to the database."""
+        return None if self.sees_all else list(filter(self.sees, self.scope.queues or all_queues()))
 
 
 def check(verb: Verb, reason: str, actor: Actor, queue: str | None = None) -> None:
@@ -229,23 +233,14 @@ def _system_user() -> str:
 MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches
 
 
-def visible_queues(actor: Actor) -> list[str] | None:
-    """Return the queues that the actor may view; None: all of them, without a question to the database."""
-    if actor.sees_all:
-        return None
-    if not actor.seen:
-        actor.seen.extend(filter(actor.sees, actor.scope.queues or all_queues()))
-    return actor.seen
-
-
 def narrow(rows: Rows, actor: Actor) -> Rows:
     """Return those of ``rows`` that the actor may view."""
-    return rows if actor.sees_all else rows.filter(_condition(rows, visible_queues(actor) or [], actor))
+    return rows if actor.sees_all else rows.filter(_condition(rows, actor.visible_queues or [], actor))
 
 
 def check_queue(queue: str, actor: Actor) -> None:
     """Raise ``UnknownQueue`` for a queue that is hidden, or not there: only visible ones are named."""
-    names = visible_queues(actor)
+    names = actor.visible_queues
     if names is not None and queue not in names:
         raise UnknownQueue(queue, names)
 
