@@ -339,8 +339,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
         named = [request.POST[key] for key in keys if key in request.POST]
         return self.url(self.model, "change", named[0]) if named else ""
 
-    # -- columns that several tables have ----------------------------------------------------------------------------
-
     status_badge = cells.column(gettext_lazy("status"), lambda row: cells.status_badge(row.status))
     attempts = cells.column(gettext_lazy("attempts"), lambda row: f"{row.attempt}/{row.max_attempts}")
     created = cells.age_column(gettext_lazy("created"), "create_time")

@@ -45,8 +45,6 @@ from django_dbtaskqueue.operations.search.values import STATE_NAMES
 from django_dbtaskqueue.operations.serializers import error_of, is_storable, message_of, short_error
 from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS, VERBS
 
-# -- search ------------------------------------------------------------------------------------------------------------
-
 MAX_ROWS_OF_TABS = 2000  # that the numbers of the status tabs count in each status
 MAX_SAVED_SEARCHES = 100  # of a user, and shared ones on a page
 MAX_SEARCH_NAME_LENGTH = 100
@@ -181,8 +179,6 @@ def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResp
     mine.update_or_create(owner=request.user.get_username(), name=name, defaults=given)
     return page.reply(request, _("Saved as %(name)s.") % {"name": name})
 
-
-# -- task pages --------------------------------------------------------------------------------------------------------
 
 MAX_TIMELINE_ATTEMPTS = 50
 MAX_TIMELINE_MESSAGE = 300  # characters

@@ -357,18 +357,15 @@ def _server(alias: str) -> Iterator[Finding]:
             yield from check(session)
 
 
-def _tables(alias: str) -> list[type[models.Model]]:
-    return [*(model for _alias, model in locations_on(alias)), TaskHistory, Attempt, MinuteCount]
-
-
-def _named(session: Session, model: type[models.Model]) -> str:
-    return session.connection.ops.quote_name(model._meta.db_table)
+def _tables(session: Session) -> dict[str, type[models.Model]]:
+    tables = [*(model for _alias, model in locations_on(session.connection.alias)), TaskHistory, Attempt, MinuteCount]
+    return {session.connection.ops.quote_name(model._meta.db_table): model for model in tables}
 
 
 def _indexes(session: Session) -> Iterator[Finding]:
-    models_of = {_named(session, model): model for model in _tables(session.connection.alias)}
-    found = {(table, name): valid for table, name, valid in session.run(INDEXES, {"tables": list(models_of)})}
-    for table, model in models_of.items():
+    tables = _tables(session)
+    found = {(table, name): valid for table, name, valid in session.run(INDEXES, {"tables": list(tables)})}
+    for table, model in tables.items():
         for index in model._meta.indexes:
             if not found.get((table, index.name), False):
                 broken = (table, index.name) in found
@@ -386,8 +383,7 @@ def _create(session: Session, model: type[models.Model], index: models.Index, *,
 
 
 def _dead_rows(session: Session) -> Iterator[Finding]:
-    tables = [_named(session, model) for model in _tables(session.connection.alias)]
-    asked = {"tables": tables, "min_rows": MIN_DEAD_ROWS, "share": MAX_DEAD_ROWS_SHARE}
+    asked = {"tables": list(_tables(session)), "min_rows": MIN_DEAD_ROWS, "share": MAX_DEAD_ROWS_SHARE}
     for table, name, live, dead in session.run(DEAD_ROWS, asked):
         words = _("%(table)s has %(dead)s dead rows beside %(live)s live ones: vacuum does not keep up.")
         given = {"table": name, "dead": f"{dead:,}", "live": f"{live:,}"}

@@ -281,6 +281,7 @@ def sees_record(record: BulkOperation | AuditEntry, actor: Actor) -> bool:
 
 def _condition(rows: QuerySet[Any], names: list[str], actor: Actor) -> Q:
     model, seen = rows.model, set(names)
+    own = Q(pk__in=[]) if actor.scope.queues else Q(actor_id=actor.key)  # a token of some queues is not its user
     judged: Mapping[type, tuple[tuple[str, ...], Callable[..., object]]] = {
         Poller: (("queues",), lambda queues: seen & {*queue_names_in(queues)}),
         Batch: (("queues",), lambda queues: queues and {*queues} <= seen),  # its counts are about all of its queues
@@ -292,19 +293,14 @@ def _condition(rows: QuerySet[Any], names: list[str], actor: Actor) -> Q:
         return Q(pk__in=[pk for pk, *values in found if is_seen(*values)])
     if model is BulkOperation:
         entries = AuditEntry.objects.using(rows.db).filter(operation=OuterRef("pk"), queue__in=names)
-        return Q(Exists(entries)) | _own(actor)
+        return Q(Exists(entries)) | own
     if issubclass(model, Queue):
         return Q(name__in=names)
     if model is AuditEntry:
-        return Q(queue__in=names) | _own(actor)
+        return Q(queue__in=names) | own
     if any(field.name == "queue" for field in model._meta.concrete_fields):
         return Q(queue__in=names)
     return Q(pk__in=[])  # about all queues together, such as a report of the pipeline
-
-
-def _own(actor: Actor) -> Q:
-    """Return the condition for what the actor did; a token of some queues is not its user."""
-    return Q(pk__in=[]) if actor.scope.queues else Q(actor_id=actor.key)
 
 
 def owns(record: BulkOperation | AuditEntry, actor: Actor) -> bool:
