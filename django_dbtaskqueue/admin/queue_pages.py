@@ -62,17 +62,15 @@ def chart_context(using: str, actor: permissions.Actor, queue: str | None = None
         Line(_("wait p50"), "--dbtq-good", [point.wait.p50 for point in points]),
         Line(_("wait p95"), "--dbtq-warn", [point.wait.p95 for point in points]),
     ]
-    title = _("Run time and wait time in seconds, last hour")
+    pollers = permissions.narrow(Poller.objects.using(using), actor)
     marks = [
         {"iso": time.isoformat(), "clock": date_format(cells.local(time), "H:i"), "release": release}
-        for time, release in queue_stats.new_releases(
-            permissions.narrow(Poller.objects.using(using), actor), CHART_SPAN
-        )
+        for time, release in queue_stats.new_releases(pollers, CHART_SPAN)
     ]
-    outcomes = _("Attempts per minute, last hour")
+    outcomes, latencies = _("Attempts per minute, last hour"), _("Run time and wait time in seconds, last hour")
     charts = [
         Chart("throughput", outcomes, times, throughput, _figure, axis="", bars=True, marks=marks),
-        Chart("latency", title, times, latency, _figure, " s", axis="", marks=marks),
+        Chart("latency", latencies, times, latency, _figure, " s", axis="", marks=marks),
     ]
     maps = [
         heat_map("runs", _("Attempts by run time, last hour"), points),

@@ -60,13 +60,10 @@ def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     Every known queue and every status is there, also with 0; without a queue, all of them. Reads each table once: use
     it for people, not in a loop.
     """
-    places = _places(queue) if queue is not None else locations()
-    names = [queue] if queue is not None else known_queues()
     none = dict.fromkeys(map(str, Status), 0)
-    counts = {name: {**none} for name in names}
-    for alias, model in places:
-        tasks = _tasks(alias, model).order_by()
-        tasks = tasks if queue is None else tasks.filter(queue=queue)
+    counts = {name: {**none} for name in ([queue] if queue is not None else known_queues())}
+    for alias, model in _places(queue) if queue is not None else locations():
+        tasks = _tasks(alias, model).order_by().filter(**({} if queue is None else {"queue": queue}))
         for name, status, number in tasks.values_list("queue", "status").annotate(number=Count("pk")):
             counts.setdefault(name, {**none})[status] += number
     return counts

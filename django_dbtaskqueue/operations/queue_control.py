@@ -152,9 +152,8 @@ def ensure_row(queue: str, alias: str) -> None:
 
 def is_in_use(name: str, alias: str) -> bool:
     """Whether a living poller serves a queue, or the queue has a task."""
-    if any(name in served for served in alive(alias).values()):
-        return True
-    return select(of_queue(name), model_for(name)._default_manager.using(alias).all()).exists()
+    tasks = select(of_queue(name), model_for(name)._default_manager.using(alias).all())
+    return any(name in served for served in alive(alias).values()) or tasks.exists()
 
 
 POLLER_VERBS: Mapping[str, Verb] = {

@@ -252,8 +252,7 @@ def _q_calendar(kind: str, next_run: datetime, zone: str) -> Definition:
         raise Untranslatable("no cron text says every two weeks")
     if max(first.day, next_run.day) > LAST_COMMON_DAY:  # it counts months in UTC
         raise Untranslatable(f"it runs on day {first.day}, which not each month has: day L is the last one")
-    step = MONTHS_OF_TYPE[kind]
-    months = {(first.month - 1 + step * number) % 12 + 1 for number in range(12)}
+    months = {(first.month - 1 + MONTHS_OF_TYPE[kind] * number) % 12 + 1 for number in range(12)}
     return Definition("", f"{at} {first.day} {_field('', months, 12)} *", zone)
 
 

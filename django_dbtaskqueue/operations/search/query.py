@@ -390,8 +390,7 @@ def page_of(
     until one has a match; before that it tries to answer as a whole for ``patience``. On another database than
     PostgreSQL the search runs to its end.
     """
-    windows = connections[rows.db].vendor == "postgresql"
-    if look_on is None or not windows:
+    if look_on is None or connections[rows.db].vendor != "postgresql":
         whole = partial(whole_page, rows, size, before=before, after=after)
         if found := in_time(rows.db, patience or WHOLE_SEARCH_TIMEOUT, whole):
             return found
