@@ -94,9 +94,8 @@ def _field(
         area = forms.Textarea(attrs={"rows": min(shown.count("\n") + 3, 30), "cols": 80, "spellcheck": "false"})
         return forms.CharField(**{**texts, "initial": shown}, widget=area, required=one.initial is None)
     if one is verbs.TO_QUEUE:
-        return forms.ChoiceField(
-            **texts, choices=[("", "---------"), *((name, name) for name in _queues(table, actor))]
-        )
+        choices = [("", "---------"), *((name, name) for name in _queues(table, actor))]
+        return forms.ChoiceField(**texts, choices=choices)
     if one.choices:
         return forms.ChoiceField(**texts, choices=one.choices, widget=forms.RadioSelect)
     return forms.CharField(**texts, widget=forms.TextInput(attrs={"size": 12}))

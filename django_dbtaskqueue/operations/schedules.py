@@ -170,11 +170,9 @@ def check_schedules(**_: object) -> Iterator[CheckMessage]:
         return
     for name, one in found.items():
         if not registry.processors(one.queue):
-            yield Warning(
-                f"Schedule {name!r} enqueues to {one.queue!r}, for which this code has no processor.",
-                hint="Register a processor for the queue, or correct queue= of @periodic.",
-                id="dbtaskqueue.W004",
-            )
+            words = f"Schedule {name!r} enqueues to {one.queue!r}, for which this code has no processor."
+            hint = "Register a processor for the queue, or correct queue= of @periodic."
+            yield Warning(words, hint=hint, id="dbtaskqueue.W004")
 
 
 ADD_SCHEDULE = Verb(

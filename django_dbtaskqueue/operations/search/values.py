@@ -77,52 +77,39 @@ def _text(piece: Piece, _term: str) -> Match:
     return Match(TEXT_OPS[piece.star + 2 * piece.star_first], piece.text)
 
 
-def _fragment(op: str, when_empty: Text) -> Reader:
+def _fragment(op: str, when_empty: Text, piece: Piece, term: str) -> Match:
     """The beginning of a text (``^``), or any part of it, in any case (``=``). A star at the end changes nothing."""
-
-    def read(piece: Piece, term: str) -> Match:
-        if not piece.text:
-            raise SearchError(term, str(when_empty))
-        if piece.star_first and op == "^":
-            words = _("a plain word is how a reference begins. Write ref:%(value)s for one that contains it.")
-            raise SearchError(term, words % {"value": f"*{piece.text}*"})
-        return Match(op, piece.text)
-
-    return read
+    if not piece.text:
+        raise SearchError(term, str(when_empty))
+    if piece.star_first and op == "^":
+        words = _("a plain word is how a reference begins. Write ref:%(value)s for one that contains it.")
+        raise SearchError(term, words % {"value": f"*{piece.text}*"})
+    return Match(op, piece.text)
 
 
-def _choice(*known: str) -> Reader:
-
-    def read(piece: Piece, term: str) -> Match:
-        text = piece.whole
-        for word in known:
-            if word.lower() == text.lower():
-                return Match("=", word)
-        near = meant(text.upper(), known) or meant(text.lower(), known)
-        words = _("%(value)s is not one of %(words)s.")
-        raise SearchError(term, words % {"value": repr(text), "words": ", ".join(known)} + near)
-
-    return read
+def _choice(known: Sequence[str], piece: Piece, term: str) -> Match:
+    text = piece.whole
+    for word in known:
+        if word.lower() == text.lower():
+            return Match("=", word)
+    near = meant(text.upper(), known) or meant(text.lower(), known)
+    words = _("%(value)s is not one of %(words)s.")
+    raise SearchError(term, words % {"value": repr(text), "words": ", ".join(known)} + near)
 
 
-def _ordered(value: Callable[[str, str], str], unequal: Text = "") -> Reader:
+def _ordered(value: Callable[[str, str], str], unequal: Text, piece: Piece, term: str) -> Match:
     """A value that can be compared: ``3``, ``>=3``, ``1..5``.
 
     ``value`` returns the one form of a text. ``unequal`` says what to write because nothing but a day can be equal.
     """
-
-    def read(piece: Piece, term: str) -> Match:
-        op, text = split(piece)
-        low, dots, high = text.partition("..")
-        if dots and not op:
-            return Match("..", value(low, term), value(high, term))
-        match = Match(op or "=", value(text, term))
-        if unequal and match.op == "=" and not DAY.fullmatch(match.value):
-            name = term.lstrip("-").partition(":")[0]
-            raise SearchError(term, str(unequal) % {"name": name, "value": match.value})
-        return match
-
-    return read
+    op, text = split(piece)
+    low, dots, high = text.partition("..")
+    if dots and not op:
+        return Match("..", value(low, term), value(high, term))
+    match = Match(op or "=", value(text, term))
+    if unequal and match.op == "=" and not DAY.fullmatch(match.value):
+        raise SearchError(term, str(unequal) % {"name": term.lstrip("-").partition(":")[0], "value": match.value})
+    return match
 
 
 def _number(text: str, term: str) -> str:
@@ -217,14 +204,14 @@ def span_of(text: str) -> timedelta | None:
 
 READERS: dict[str, Reader] = {
     "text": _text,
-    "word": _fragment("^", gettext_lazy("say how the reference begins.")),
-    "part": _fragment("=", gettext_lazy("say which words to look for.")),
+    "word": partial(_fragment, "^", gettext_lazy("say how the reference begins.")),
+    "part": partial(_fragment, "=", gettext_lazy("say which words to look for.")),
     "json": _json,
-    "status": _choice(*map(str, Status)),
-    "state": _choice(*STATE_NAMES),
-    "number": _ordered(_number),
-    "span": _ordered(_span, gettext_lazy("say older, %(name)s:>%(value)s, or younger, %(name)s:<%(value)s.")),
-    "time": _ordered(_time, gettext_lazy("say before or after: <%(value)s or >%(value)s.")),
+    "status": partial(_choice, [*map(str, Status)]),
+    "state": partial(_choice, STATE_NAMES),
+    "number": partial(_ordered, _number, ""),
+    "span": partial(_ordered, _span, gettext_lazy("say older, %(name)s:>%(value)s, or younger, %(name)s:<%(value)s.")),
+    "time": partial(_ordered, _time, gettext_lazy("say before or after: <%(value)s or >%(value)s.")),
 }
 
 
