@@ -80,8 +80,7 @@ def line_of(task: Any) -> str:
 
 def own_text(text: str) -> SafeString:
     """Return a text that a program wrote: in its own direction, with itself as a title where it may be cut."""
-    html = '<bdi title="{0}">{0}</bdi>' if len(text) > MAX_UNCUT else "<bdi>{0}</bdi>"
-    return format_html(html, text)
+    return format_html('<bdi title="{0}">{0}</bdi>' if len(text) > MAX_UNCUT else "<bdi>{0}</bdi>", text)
 
 
 Column = Callable[[Any, Any], str]  # a method of an admin class: the row as text

@@ -284,18 +284,19 @@ def _of_the_limits(case: _Case) -> Iterator[Explanation]:
             yield _because("concurrency", text, limit=limit, pollers=len(case.able))
     if all(one.slots and one.held >= one.slots for one in case.able):
         text = _("Each poller that may take the task is busy: %(slots)s slots are full.")
+        turn, facts = _place(case)
         slots = sum(one.slots for one in case.able)
-        yield _because("busy", text + _turn(case), pollers=len(case.able), slots=slots, **_numbers(case))
+        yield _because("busy", text + turn, pollers=len(case.able), slots=slots, **facts)
 
 
 def _waiting(case: _Case) -> Iterator[Explanation]:
     task, until = case.task, case.task.next_process_time
+    turn, facts = _place(case)
     words = {"poller": task.poller_instance or "?", "time": _span(case.now, until)}
     if case.lapsed:
         text = _("The lease of %(poller)s ran out %(time)s ago: the next checkout takes the task over.")
-        yield _because("lease_expired", text, words, **_numbers(case), poller=task.poller_instance, until=until)
-    text = _("The task has been due for %(time)s.")
-    yield _because("waiting", text + _turn(case), words, due=until, **_numbers(case))
+        yield _because("lease_expired", text, words, **facts, poller=task.poller_instance, until=until)
+    yield _because("waiting", _("The task has been due for %(time)s.") + turn, words, due=until, **facts)
 
 
 REASONS: tuple[Callable[[_Case], Iterator[Explanation]], ...] = (
@@ -303,18 +304,14 @@ REASONS: tuple[Callable[[_Case], Iterator[Explanation]], ...] = (
 )  # fmt: skip
 
 
-def _numbers(case: _Case) -> dict[str, object]:
+def _place(case: _Case) -> tuple[str, dict[str, object]]:
+    """Return where a due task stands in the ready order, as a sentence and as facts; nothing if that is not known."""
     if (found := case.position) is None:
-        return {}
-    exact = found.position.exact and found.waiting.exact
-    return {"position": found.position.number, "waiting": found.waiting.number, "exact": exact}
-
-
-def _turn(case: _Case) -> str:
-    if (found := case.position) is None:
-        return ""
+        return "", {}
+    words = {"position": found.position, "waiting": found.waiting}
     text = _("It is number %(position)s of %(waiting)s waiting tasks, by priority and then the oldest first.")
-    return " " + text % {"position": found.position, "waiting": found.waiting}
+    exact = found.position.exact and found.waiting.exact
+    return f" {text % words}", {**{name: count.number for name, count in words.items()}, "exact": exact}
 
 
 def _span(now: datetime, time: datetime | None) -> str:

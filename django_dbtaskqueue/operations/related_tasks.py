@@ -38,6 +38,7 @@ DIGITS = re.compile(r"\d+")
 NODE_WIDTH, NODE_HEIGHT, GAP_X, GAP_Y, MARGIN = 164, 40, 24, 44, 8  # pixels
 MAX_NODES_IN_ROW = 7
 Wait = tuple[TaskKey, TaskKey, bool]  # parent, child, whether the child still waits
+Lines = dict[tuple[TaskKey, TaskKey], bool]  # the same between boxes
 ROUNDING = timedelta(seconds=1)  # the step and the task took their times from two statements
 
 
@@ -319,9 +320,7 @@ def _curve(parent: Node, child: Node) -> str:
     return f"M{x1:g},{y1:g} C{x1:g},{middle:g} {x2:g},{middle:g} {x2:g},{y2:g}"
 
 
-def folded(
-    nodes: Sequence[Node], waits: Sequence[Wait]
-) -> tuple[dict[TaskKey, Node], dict[tuple[TaskKey, TaskKey], bool]]:
+def folded(nodes: Sequence[Node], waits: Sequence[Wait]) -> tuple[dict[TaskKey, Node], Lines]:
     """Return the boxes by their first task, and which box waits for which: True while it waits.
 
     Few tasks have a box each. Of many, those of a kind and status that wait for the same boxes share one; where that
@@ -345,7 +344,7 @@ def folded(
         box = boxes.setdefault(first_of[node.key], replace(node, number=0))
         box.number += 1
         box.kind = box.kind if box.kind == node.kind else box.queue or "…"
-    lines: dict[tuple[TaskKey, TaskKey], bool] = {}
+    lines: Lines = {}
     for parent, child, is_open in waits:
         pair = first_of[parent], first_of[child]
         if pair[0] != pair[1]:

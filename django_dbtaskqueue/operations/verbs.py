@@ -65,7 +65,7 @@ class VerbInput:
     field: str  # of ``VerbOptions``
     label: permissions.Text
     help: permissions.Text
-    read: Callable[[Any], Any]  # the value of what was given; ``ValueError`` says what is wrong
+    read: Callable[[Any], Any] = lambda given: given  # the value of what was given; ``ValueError`` says what is wrong
     initial: str | None = None  # None: it must be given
     choices: tuple[tuple[str, permissions.Text], ...] = ()
     is_json: bool = False  # the API sends the value itself, forms and commands its text
@@ -118,13 +118,12 @@ PRIORITY = VerbInput("priority", "priority", _("New priority"), _("A whole numbe
 TO_QUEUE = VerbInput("to_queue", "queue", _("New queue"), _("Its tasks must be in the same table."), _name)
 PAYLOAD = VerbInput(
     "payload", "payload", _("New payload"),
-    _("As JSON. A secret is shown as •••: leave it as it is. It keeps its value."), lambda given: given, is_json=True,
+    _("As JSON. A secret is shown as •••: leave it as it is. It keeps its value."), is_json=True,
 )  # fmt: skip
 SIGNAL_NAME = VerbInput("signal", "signal", _("Name of the signal"), _("What the task waits for."), _name)
 SIGNAL_DATA = VerbInput(
-    "data", "data", _("Data"), _("As JSON. The processor receives it. Optional."), lambda given: given, initial="null",
-    is_json=True,
-)  # fmt: skip
+    "data", "data", _("Data"), _("As JSON. The processor receives it. Optional."), initial="null", is_json=True
+)
 
 
 def with_secrets_of(stored: Any, edited: Any) -> Any:
