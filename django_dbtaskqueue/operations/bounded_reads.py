@@ -121,7 +121,6 @@ class ApproxCount:
 
     @property
     def exact(self) -> bool:
-        """Whether all rows were counted."""
         return not self.more and not self.estimated
 
     def __str__(self) -> str:
@@ -164,8 +163,6 @@ def estimate(rows: Rows) -> int | None:
     (plan,) = json.loads(rows.order_by().explain(format="json"))
     return int(plan["Plan"]["Plan Rows"])
 
-
-# Tasks of each queue by status, and how long they wait. Small numbers are counted, larger ones estimated.
 
 MAX_ROWS_PER_TABLE = 20_000  # that one overview counts in each table and status
 MIN_ROWS_PER_QUEUE, MAX_ROWS_PER_QUEUE = 50, 10_000  # that it counts of one queue in one status

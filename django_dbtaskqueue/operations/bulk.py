@@ -266,7 +266,6 @@ def _change(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> ActReport
 
 
 def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> ActReport:
-    """Put back the tasks of the next recorded change."""
     tasks, of = narrow(_tasks(operation), actor), operation.options["operation"]
     rest = TaskChange.objects.using(tasks.db).filter(
         operation_id=of, pk__gt=operation.cursor, pk__lte=operation.last_id, skip_reason=""

@@ -76,7 +76,6 @@ class RetentionReport:
         return "; ".join(filter(None, parts))
 
     def has_time(self) -> bool:
-        """Whether there is time for another batch."""
         self.over = self.over and clock.monotonic() <= self.end
         return self.over
 

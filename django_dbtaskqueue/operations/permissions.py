@@ -227,9 +227,7 @@ def _system_user() -> str:
         return f"uid {os.geteuid()}"
 
 
-# Rows of hidden queues are left out of every list, count, chart and answer. Without ``DBTASKQUEUE["CAN_VIEW"]``, and
-# without a token for some queues, nothing is hidden and no query is made.
-
+# Without ``DBTASKQUEUE["CAN_VIEW"]``, and without a token for some queues, nothing is hidden and no query is made.
 MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches
 
 

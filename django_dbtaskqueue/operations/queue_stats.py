@@ -328,8 +328,6 @@ def names_of(names: Sequence[str]) -> str:
     return shown if left <= 0 else _("%(shown)s and %(count)s more") % {"shown": shown, "count": left}
 
 
-# What happened over time, from the counts by the minute: rates, durations, and groups of failures.
-
 WINDOWS = {name: parse_duration(name) for name in ("1h", "3h", "24h", "3d", "7d")}
 MAX_OPEN_TASKS_COUNTED = 1000  # of one group
 MAX_ENDED_TASKS = 1000  # of a queue and a terminal status, read for the figures of its payload types

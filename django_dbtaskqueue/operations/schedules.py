@@ -35,8 +35,6 @@ from django_dbtaskqueue.operations.verbs import with_secrets_of
 
 SHOWN_TIMES = 5
 CRON_DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
-
-
 SCHEDULE = RowDocument(
     "Schedule", "A schedule, in words and with its next times; what the code says of the fields in edited.", Schedule,
     (
