@@ -163,8 +163,8 @@ class ListAdmin(ReadOnlyAdmin):
         }
 
     def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
-        effort: dict[str, Any] = search_effort(request)
-        return page_of(rows, filterset.queryset, PAGE_ROWS, **place, **effort)
+        before, after = place["before"], place["after"]
+        return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after, **search_effort(request))
 
     def found(self, rows: QuerySet[Any], page: Page, place: int | None, filterset: Any) -> str:
         """Return how many rows there are, in words; of a search in parts how many it found so far."""

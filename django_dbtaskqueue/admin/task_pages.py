@@ -232,13 +232,13 @@ class TaskAdmin(TaskPageAdmin):
 
     def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
         search, size = filterset.search, list_pages.PAGE_ROWS
-        effort: dict[str, Any] = list_pages.search_effort(request)
+        effort = list_pages.search_effort(request)
         if not effort and query.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
             return query.page_of_processing(cast(TaskQuerySet, rows), search.queues(), size, **place)
         among = within(filterset.ids, query.indexed_part(search, filterset.queryset))
         if order := SORTS.get(request.GET.get(list_pages.SORT_KEY, "")):
             return query.sorted_page(rows, among, size, order[1])
-        return query.page_of(rows, among, size, **place, **effort)
+        return query.page_of(rows, among, size, before=place["before"], after=place["after"], **effort)
 
     def count(self, rows: QuerySet[Any], found: Page, place: int | None, filterset: Any) -> ApproxCount | None:
         """Return how many tasks match, and let the tabs of the same tasks show the same number."""

@@ -358,7 +358,8 @@ def _server(alias: str) -> Iterator[Finding]:
 
 
 def _tables(session: Session) -> dict[str, type[models.Model]]:
-    tables = [*(model for _alias, model in locations_on(session.connection.alias)), TaskHistory, Attempt, MinuteCount]
+    own = [model for _alias, model in locations_on(session.connection.alias)]
+    tables: list[type[models.Model]] = [*own, TaskHistory, Attempt, MinuteCount]
     return {session.connection.ops.quote_name(model._meta.db_table): model for model in tables}
 
 
