@@ -360,8 +360,6 @@ def act_on_queues(page: QueueAdmin, request: HttpRequest, verb: permissions.Verb
     return page.reply(request, words % {"done": done, "count": skipped}, changed=changed)
 
 
-# -- the overview and the doctor ---------------------------------------------------------------------------------------
-
 CHARTS_KEY = "charts"  # query key of the page's other tab
 TO_ANSWER = parse("signal:*")  # tasks that wait for somebody's answer
 MAX_HOME_QUEUES, MAX_HOME_FAILURES, MAX_HOME_WAITS = 8, 3, 3  # rows, which fit into one screen

@@ -47,7 +47,6 @@ WORK_TIME_S = 2.0  # in which a request carries out steps
 MAX_COMMANDED_POLLERS = 500  # in one action
 MAX_NAMED_IN_AUDIT = 3  # tasks in a line of the audit
 MAX_SHOWN_SKIPS = 100  # steps whose skipped tasks are shown
-RUNNING_STATE = "RUNNING"  # of a poller; it starts or stops in any other state
 OPERATION_BADGES = {
     control.WAITING: ("created", "○"),
     control.RUNNING: ("processing", "◐"),
@@ -264,7 +263,7 @@ class PollerAdmin(SmallListAdmin):
             return cells.badge("stopped", "▪", poller.state)
         if poller.clock - poller.heartbeat_time > control.MISSED_HEARTBEATS * conf.settings().heartbeat:
             return cells.badge("late", "✕", _("%(state)s, late") % {"state": poller.state})
-        kind, icon = ("running", "▸") if poller.state == RUNNING_STATE else ("paused", "◌")
+        kind, icon = ("running", "▸") if poller.state == "RUNNING" else ("paused", "◌")
         return cells.badge(kind, icon, poller.state)
 
     @admin.display(description=gettext_lazy("running"))

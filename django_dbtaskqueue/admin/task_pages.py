@@ -273,8 +273,6 @@ class TaskAdmin(TaskPageAdmin):
     waited = cells.column(gettext_lazy("waited"), lambda task: format_age(_waited(task)))
     took = cells.column(gettext_lazy("took"), lambda task: format_age(_took(task)))
 
-    # -- the page of one task ----------------------------------------------------------------------------------------
-
     situation = cells.column(gettext_lazy("now"), lambda task: explain(task).sentence)
 
     @admin.display(description=gettext_lazy("poller"))

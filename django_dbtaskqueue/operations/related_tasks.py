@@ -239,7 +239,6 @@ class Node:
 
     @property
     def name(self) -> str:
-        """What people call its task, or how many tasks it holds, and of which kind."""
         return self.text if self.number == 1 else f"{self.number:,} \N{MULTIPLICATION SIGN} {self.kind}"
 
     @property

@@ -326,8 +326,6 @@ class TaskFilter(django_filters.FilterSet):  # type: ignore[misc]  # it publishe
         return self
 
 
-# -- pages of rows by id -----------------------------------------------------------------------------------------------
-
 WHOLE_SEARCH_TIMEOUT = timedelta(milliseconds=100)  # for a page to be found without a window
 WINDOW_ROWS = 20_000  # that a search reads at once
 WINDOW_TIMEOUT = timedelta(milliseconds=500)  # for a window; a slower one is read again in part
