@@ -176,7 +176,8 @@ class ScheduleAdmin(NamedListAdmin):
 
     @admin.display(description=gettext_lazy("last task"))
     def task(self, row: Schedule) -> str:
-        return self.link(row.last_task, self.url(model_for(row.queue), "change", row.last_task))
+        pk = row.last_task
+        return cells.EMPTY_VALUE if pk is None else self.link(pk, self.url(model_for(row.queue), "change", pk))
 
 
 class BatchAdmin(NamedListAdmin):

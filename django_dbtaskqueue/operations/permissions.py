@@ -26,7 +26,7 @@ from django_dbtaskqueue.models import AuditEntry, Batch, BulkOperation, Poller, 
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.operations.bounded_reads import queue_names
 from django_dbtaskqueue.operations.search import Search, parse, reads_payload
-from django_dbtaskqueue.operations.search.values import Text
+from django_dbtaskqueue.operations.search.values import Text as Text
 
 APP = "dbtaskqueue"
 REASON_MAX_LENGTH = 500  # characters
