@@ -13,30 +13,37 @@ process has decorated; it is never imported. A poller leaves a function that it 
 from __future__ import annotations
 
 import secrets
+from _thread import interrupt_main
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from inspect import iscoroutinefunction
+from threading import current_thread, main_thread
 from typing import Any, cast
 
+from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_dbtaskqueue import registry, signals
-from django_dbtaskqueue.backend import compat
-from django_dbtaskqueue.backend.functions import finished_listener, processor_of
-from django_dbtaskqueue.backend.results import NONCE, decorated, find_place, new_result, read_result, result_id_of
+from django_dbtaskqueue.backend import compat, results
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import InsertOptions, TaskOptions
-from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, near_match
-from django_dbtaskqueue.core.lease import current_lease
+from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, TaskQueueError, near_match
+from django_dbtaskqueue.core.failure_signature import describe
+from django_dbtaskqueue.core.lease import Lease, current_lease
+from django_dbtaskqueue.core.outcomes import Complete, Outcome, Reenqueue, as_outcome
 from django_dbtaskqueue.core.retry import AnyPolicy, Fixed
+from django_dbtaskqueue.db import liveness
 
 __all__ = ["DatabaseTask", "DatabaseTaskBackend"]
 
 OPTION_NAMES = ("max_attempts", "backoff")
 MAX_PATH_CHARS = 200  # of the column payload_type
+AFTER_INTERRUPT = timedelta(seconds=10)  # the poller that stops must not take the task again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +91,9 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
         path = task.module_path
         if len(path) > MAX_PATH_CHARS:
             raise compat.InvalidTask(f"The path {path!r} is too long: at most {MAX_PATH_CHARS} characters.")
-        known = decorated.get(path)
+        known = results.decorated.get(path)
         if known is None or known.func is not task.func:
-            decorated[path] = task
+            results.decorated[path] = task
         try:
             _check_attempts(getattr(task, "max_attempts", None))
             for queue in self.queues or {task.queue_name, *conf.settings().queues}:
@@ -99,7 +106,8 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
         if known is not None and getattr(known.function, "func", None) is task.func:
             return
         policy = _policy(self._option(task, "backoff"))
-        registry.register(queue, processor_of(task), row_type=path, retry=policy)
+        function = (_AsyncFunction if iscoroutinefunction(task.func) else _Function)(task)
+        registry.register(queue, function, row_type=path, retry=policy)
         signals.register(finished_listener)
 
     def enqueue(self, task: compat.AnyTask, args: Any, kwargs: Any) -> compat.AnyResult:
@@ -119,7 +127,7 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
         if metadata := getattr(task, "metadata", None):
             payload["metadata"] = compat.normalize_json(metadata)
         if connections[alias_for(task.queue_name, None)].vendor != "postgresql":
-            payload[NONCE] = secrets.token_hex(8)
+            payload[results.NONCE] = secrets.token_hex(8)
         try:
             options = TaskOptions(payload=payload, priority=-task.priority, run_at=task.run_after)
             known = conf.settings().queues.get(task.queue_name, {})
@@ -130,9 +138,9 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
             if (fault := json_payload.find_fault(payload)) is not None:
                 raise TypeError(f"{task.module_path}: {fault[0]}: {fault[1]}") from error
             raise
-        result = new_result(
+        result = results.new_result(
             task,
-            result_id_of(str(row._state.db), type(row)._meta.label_lower, row.pk, payload),
+            results.result_id_of(str(row._state.db), type(row)._meta.label_lower, row.pk, payload),
             payload,
             enqueued_at=row.create_time,
         )
@@ -149,11 +157,11 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
         Raises ``TaskResultDoesNotExist`` for any id that this backend did not give out, or whose task was deleted, and
         ``SuspiciousOperation`` if the row names a function that this process did not decorate.
         """
-        return read_result(result_id)
+        return results.read_result(result_id)
 
     def save_metadata(self, task_result: compat.AnyResult, metadata: dict[str, Any]) -> None:
         """Write the metadata of a task at once. Raises ``LeaseLost`` in a task whose lease another poller has."""
-        session, task_id = find_place(task_result.id)
+        session, task_id = results.find_place(task_result.id)
         lease = current_lease.get()
         held = lease is not None and lease.id == task_id and lease.port.alias == session.connection.alias
         token = lease.total_attempt if held and lease is not None else None
@@ -190,3 +198,135 @@ def _policy(backoff: Any) -> AnyPolicy:
     if isinstance(backoff, timedelta):
         return Fixed(backoff, jitter=0)
     return None if backoff is None else cast(AnyPolicy, conf.parse("retry", backoff, where="backoff"))
+
+
+# -- functions as processors, and the signals of their lives -----------------------------------------------------------
+
+
+class _Function:
+    """Calls the function of a Django task with a lease."""
+
+    def __init__(self, task: compat.AnyTask) -> None:
+        self.func, self.path = task.func, task.module_path
+        self.__module__, self.__qualname__ = task.func.__module__, task.func.__qualname__
+
+    def __call__(self, lease: Lease) -> Any:
+        run = _Run(self.path, lease)
+        try:
+            value = self.func(*run.args, **run.kwargs)
+        except KeyboardInterrupt:
+            return _interrupted()
+        except BaseException:
+            if run.has_new_metadata:
+                with suppress(Exception):  # the function's own error is the one to be told
+                    run.context.save_metadata()
+            raise
+        if run.has_new_metadata:
+            run.context.save_metadata()
+        return _outcome(value)
+
+
+class _AsyncFunction(_Function):
+    """The same for a coroutine function; awaited on the poller's event loop."""
+
+    async def __call__(self, lease: Lease) -> Any:
+        run = await sync_to_async(_Run)(self.path, lease)  # it may read the earlier attempts, and sends a signal
+        try:
+            value = await self.func(*run.args, **run.kwargs)
+        except KeyboardInterrupt:
+            return _interrupted()
+        except Exception:
+            if run.has_new_metadata:
+                with suppress(Exception):  # as above
+                    await run.context.asave_metadata()
+            raise
+        if run.has_new_metadata:
+            await run.context.asave_metadata()
+        return _outcome(value)
+
+
+class _Run:
+    """One attempt of a function: its arguments, and its context if it takes one."""
+
+    def __init__(self, path: str, lease: Lease) -> None:
+        from django_dbtaskqueue.flow import observe
+
+        result = results.leased_result(path, lease)
+        observe.send(compat.task_started, type(result.task.get_backend()), task_result=result)
+        self.args, self.kwargs, self.context = result.args, result.kwargs, cast(Any, None)
+        if result.task.takes_context:
+            self.context = cast(Any, compat.TaskContext)(task_result=result)
+            self.args = [self.context, *self.args]
+
+    @property
+    def has_new_metadata(self) -> bool:
+        return compat.HAS_METADATA and self.context is not None and self.context.metadata_modified
+
+
+def _outcome(value: object) -> Outcome:
+    """Return what a function's return value means. Raise ``TypeError`` for what JSON cannot hold."""
+    outcome = as_outcome(value)
+    return outcome if outcome is value else Complete(compat.normalize_json(value))
+
+
+def _interrupted() -> Reenqueue:
+    """End the poller as Ctrl-C does; the task is for another one. On the main thread of a test, raise it again."""
+    if current_thread() is main_thread():
+        raise KeyboardInterrupt
+    interrupt_main()
+    return Reenqueue(AFTER_INTERRUPT)
+
+
+STATUSES_BY_VERB = {"complete": compat.TaskResultStatus.SUCCESSFUL, "poison": compat.TaskResultStatus.FAILED}
+
+
+class _FinishedListener(signals.Listener):
+    """Sends ``task_finished`` when the end of a task is stored, with its exception still being handled."""
+
+    def executed(self, task: Lease, outcome: Outcome) -> None:
+        """Tell of a task that succeeded, or is POISON."""
+        if task.payload_type in results.decorated and (status := STATUSES_BY_VERB.get(outcome.facts.verb)):
+            if task.total_attempt > 1:
+                _prepare_connection(task)
+            _send_finished(results.leased_result(task.payload_type, task, status, getattr(outcome, "result", None)))
+
+    def crashed(self, task: Lease, error: BaseException | str) -> None:
+        """Tell of a task that has no attempt left."""
+        if task.payload_type not in results.decorated or isinstance(error, LeaseLost):
+            return
+        if task.total_attempt == task.max_attempts == 1:  # most functions have one attempt, and it is known here
+            failure = describe(error, task.queue)
+            entry = results.task_error(failure["error_type"], failure["traceback"])
+            result = results.leased_result(task.payload_type, task, compat.TaskResultStatus.FAILED, errors=[entry])
+        else:
+            _prepare_connection(task)
+            stored = results.stored_result(results.id_of_lease(task))
+            if stored is None or stored.status != compat.TaskResultStatus.FAILED:
+                return
+            result = stored
+        shown = TaskQueueError(error) if isinstance(error, str) else error
+        frames = shown.__traceback__
+        try:
+            raise shown
+        except BaseException:
+            _send_finished(result)
+        finally:
+            shown.__traceback__ = frames
+
+
+finished_listener = _FinishedListener()
+
+
+def _prepare_connection(task: Lease) -> None:
+    """Let no read wait for ever on the thread that settles: its Django connection may be broken, or its wire silent."""
+    connection = connections[task.port.alias]
+    if connection.errors_occurred and not connection.in_atomic_block:
+        connection.close()
+    if connection.connection is None:
+        liveness.bound_waits(connection)
+
+
+def _send_finished(result: compat.AnyResult) -> None:
+    from django_dbtaskqueue.flow import observe
+
+    observe.send(compat.task_finished, type(result.task.get_backend()), task_result=result)

@@ -25,7 +25,6 @@ LAZY = {
     "apps",
     "testing.plugin",
     "backend",  # a project decorates functions before its apps are ready, so it imports models later
-    "backend.functions",
     "backend.results",
     "models.querysets",  # the manager's verbs are functions of the flow: each imports its function when it is called
 }

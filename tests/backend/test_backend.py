@@ -12,8 +12,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_dbtaskqueue import enqueue, processor, registry, signals
-from django_dbtaskqueue.backend import compat
-from django_dbtaskqueue.backend.functions import finished_listener
+from django_dbtaskqueue.backend import compat, finished_listener
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.testing import advance, drain, run_poller

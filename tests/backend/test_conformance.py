@@ -6,8 +6,7 @@ from django.db import transaction
 from django.test import TransactionTestCase, override_settings
 
 from django_dbtaskqueue import registry, signals
-from django_dbtaskqueue.backend import compat
-from django_dbtaskqueue.backend.functions import finished_listener
+from django_dbtaskqueue.backend import compat, finished_listener
 from django_dbtaskqueue.testing import TaskBackendConformance, drain, run_poller
 
 BACKEND = "django_dbtaskqueue.backend.DatabaseTaskBackend"
