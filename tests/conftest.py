@@ -45,8 +45,7 @@ from django.urls import set_urlconf
 from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.core import durations
-from django_dbtaskqueue.db import minute_counts
-from django_dbtaskqueue.flow import dependencies
+from django_dbtaskqueue.flow import dependencies, usage
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.pull import handle
 from django_dbtaskqueue.testing import run_poller
@@ -139,7 +138,7 @@ def _leftovers() -> None:
 @pytest.fixture(autouse=True)
 def _no_row_rests() -> None:
     """Rows of each test have the numbers of those of others, which may rest because they raised."""
-    for module in (dependencies, bulk, minute_counts):
+    for module in (dependencies, bulk, usage):
         module._pauses._rests.clear()
 
 

@@ -29,11 +29,11 @@ from django_dbtaskqueue.core.durations import Pauses, clock, jittered, next_paus
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S
-from django_dbtaskqueue.db.minute_counts import delete_old, roll_up
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies, observe
 from django_dbtaskqueue.flow.rescue import rescue, seconds_until_exhausted, seconds_until_exhausted_by_queue
 from django_dbtaskqueue.flow.schedule import FAILED_SCHEDULE_S, Definition, declare, enqueue_due, home_of
+from django_dbtaskqueue.flow.usage import delete_old, roll_up
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.operations import bulk, housekeeping, schedules
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy

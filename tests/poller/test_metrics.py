@@ -14,9 +14,8 @@ from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.core.failure_signature import normalised, signature_of
 from django_dbtaskqueue.core.lease import LEASED, Lease
 from django_dbtaskqueue.core.outcomes import Failed
-from django_dbtaskqueue.db.minute_counts import roll_up
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.usage import CountKey
+from django_dbtaskqueue.flow.usage import CountKey, roll_up
 from django_dbtaskqueue.metrics import Collector, class_of, upper
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.queue_stats import overview, quantile, series, stats_of_groups

@@ -13,9 +13,9 @@ from django.test import Client
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, enqueue, enqueue_many, queue, registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.db.minute_counts import roll_up
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.flow.usage import roll_up
 from django_dbtaskqueue.models import MinuteCount, Task
 from django_dbtaskqueue.operations import lookup
 from django_dbtaskqueue.pull.handle import QueueHandle
