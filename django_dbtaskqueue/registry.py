@@ -236,11 +236,10 @@ def periodics() -> dict[str, Periodic]:
     return dict(_periodic)
 
 
-def queues_of(function: Callable[..., object] | None) -> list[str]:
-    """Return the queues whose processor is this function, or an instance of this class."""
-    made = [one for of_queue in found.values() for one in of_queue.values()]
-    owners = [(one.queue, getattr(one.function, "__self__", one.function)) for one in made]
-    return sorted({queue for queue, owner in owners if owner is function or type(owner) is function})
+def processors_of(function: object) -> list[Processor]:
+    """Return the processors that are this function or method, or an instance of this class."""
+    made = [(one, getattr(one.function, "__self__", one.function)) for queue in queues() for one in processors(queue)]
+    return [one for one, owner in made if function in (one.function, owner, type(owner))]
 
 
 Snapshot = tuple[dict[str, dict[str | None, Processor]], dict[str, dict[str, object]], dict[str, Periodic]]

@@ -53,7 +53,8 @@ def declared() -> dict[str, Definition]:
 
 def _definition(name: str, made: registry.Periodic) -> Definition:
     where = f"@periodic({made.options['cron']!r})"
-    queues = [made.queue] if made.queue is not None else registry.queues_of(made.function)
+    owners = registry.processors_of(made.function) if made.queue is None else ()
+    queues = [made.queue] if made.queue is not None else sorted({one.queue for one in owners})
     if len(queues) != 1:
         fault = f"is the processor of {', '.join(queues)}" if queues else "is not a processor"
         raise ImproperlyConfigured(f"{where}: {name} {fault}. Stack it on one @processor, or say queue=.")

@@ -19,14 +19,16 @@ from django_dbtaskqueue.core import lazy_names
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.testing.backend_conformance import TaskBackendConformance
-    from django_dbtaskqueue.testing.kit import Wanted, assert_enqueued, refute_enqueued
-    from django_dbtaskqueue.testing.running import (
+    from django_dbtaskqueue.testing.kit import (
         DrainReport,
         TaskQueueKit,
         TaskQueueTestCase,
+        Wanted,
         advance,
+        assert_enqueued,
         drain,
         perform,
+        refute_enqueued,
         run_poller,
     )
 
@@ -39,9 +41,9 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "backend_conformance": ("TaskBackendConformance",),
-        "kit": ("Wanted", "assert_enqueued", "refute_enqueued"),
-        "running": (
-            "DrainReport", "TaskQueueKit", "TaskQueueTestCase", "advance", "drain", "perform", "run_poller",
+        "kit": (
+            "DrainReport", "TaskQueueKit", "TaskQueueTestCase", "Wanted", "advance", "assert_enqueued", "drain",
+            "perform", "refute_enqueued", "run_poller",
         ),
     },
 )  # fmt: skip

@@ -251,7 +251,7 @@ MAY_STOP = {
     "operations.doctor": "its own checks, each of which says its error",
     "operations.housekeeping": "partitions, whose names the package makes",
     "pull.handle": "a caller's act: the error is the answer",
-    "testing.running": "the blocks of one task",
+    "testing.kit": "the blocks of one task",
 }
 
 
