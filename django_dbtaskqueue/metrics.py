@@ -67,11 +67,8 @@ class Sums:
             self.wait_seconds += waited * weight
 
     def update(self, other: Sums) -> Sums:
-        self.count += other.count
-        self.run_seconds += other.run_seconds
-        self.wait_seconds += other.wait_seconds
-        self.runs.update(other.runs)
-        self.waits.update(other.waits)
+        for name, value in other.columns().items():
+            setattr(self, name, getattr(self, name) + value)
         return self
 
     def columns(self) -> dict[str, Any]:

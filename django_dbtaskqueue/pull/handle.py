@@ -43,6 +43,7 @@ from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_
 from django_dbtaskqueue.flow import move, usage
 from django_dbtaskqueue.flow.enqueue import checked_text, enqueue
 from django_dbtaskqueue.flow.groups import groups_of, lock_in_order
+from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.selection import with_row_locks
 from django_dbtaskqueue.models import Limit, MinuteCount, Queue, Task, UsedReference
 from django_dbtaskqueue.models.control import CALL
@@ -345,7 +346,7 @@ class QueueHandle:
                 if len(_next_rescue) >= MAX_REMEMBERED_QUEUES:
                     _next_rescue.clear()
                 _next_rescue[alias, self.name] = now + RESCUE_INTERVAL_S
-                leases.rescue_exhausted(self.name, alias)
+                rescue(port.session, self.name, port)  # no checkout takes a task that died on its last attempt
         return None
 
     def _pause(self, aliases: tuple[str, ...]) -> float:

@@ -24,7 +24,6 @@ from django_dbtaskqueue.flow import checkout as stage, observe, settle
 from django_dbtaskqueue.flow.checkout import QueueShare, ScanCursor
 from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.port import SettlePort
-from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, expiry, prepare
 
 P = TypeVar("P", bound=SettlePort)
@@ -142,12 +141,6 @@ def next_due(queue: str, alias: str) -> float | None:
     session = Session.on(alias, model_for(queue))
     found = session.run(session.sql.priorities, {"queue_name": queue}) if session.postgresql else ()
     return stage.next_due(session, {queue: [priority for (priority,) in found]}).get(queue)
-
-
-def rescue_exhausted(queue: str, alias: str) -> None:
-    """Write ERROR for tasks whose holder died on the last attempt: no checkout takes them again."""
-    port = port_of(ManualSettlePort, queue, alias)
-    rescue(port.session, queue, port)
 
 
 def resume(alias: str, queue: str, task_id: int, total_attempt: int) -> Lease:
