@@ -173,7 +173,6 @@ class CheckoutStatements(Group):
 
     # Extend held leases. Skips locked rows, so a renewal never waits for a processor's own row lock.
     renew = template("UPDATE {task} SET next_process_time = {_lease_end} WHERE {among:id|{unlocked}} RETURNING id")
-    # The leases of a queue that one poller holds.
     leased_to = template(
         "SELECT {leased} FROM {task} WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL"
         " AND status IN ({_sources:renew}) AND poller_instance = %(poller_instance)s"
@@ -188,7 +187,6 @@ class CheckoutStatements(Group):
         "UPDATE {task} SET next_process_time = {later:%(delta)s|next_process_time},"
         " expire_time = {maybe_later:%(delta)s|expire_time} WHERE {_one_lease} RETURNING {text:next_process_time}"
     )
-    # Store a progress note under a lease.
     progress = template(
         "UPDATE {task} SET process_result = %(note)s, last_update_time = {now} WHERE {_one_lease} RETURNING id"
     )

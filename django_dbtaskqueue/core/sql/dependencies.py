@@ -58,7 +58,6 @@ class DependencyStatements(Group):
         "UPDATE {task} SET watched = true"
         " WHERE batch = %(batch)s AND final_status IN ('ERROR', 'POISON') AND NOT watched"
     )
-    # Which of the given tasks are in the table.
     present = template("SELECT id FROM {task} WHERE id IN ({each:ids})")
     # Let tasks start whose parents have ended. Each one once: this takes the reason away that they waited for.
     let_go = template(
@@ -87,22 +86,18 @@ class DependencyStatements(Group):
         "SELECT t.task_id, t.on_parent_failure FROM {hold} AS t WHERE t.location = %(location)s"
         " AND t.task_id IN ({each:ids}) ORDER BY t.task_id {lock}"
     )
-    # Note that waits have ended, by the status of the parent.
     end_edges = template("UPDATE {dependency} SET outcome = %(status)s WHERE id IN ({each:ids})")
     # Take ended parents off the counts of held tasks; returns (id, how many are left).
     count_down = template(
         "UPDATE {hold} AS t SET remaining = t.remaining - u.number FROM {_rows:child bigint, number int}"
         " WHERE t.location = %(location)s AND t.task_id = u.child RETURNING task_id, remaining"
     )
-    # Delete the rows of tasks that wait no more.
     drop_holds = template("DELETE FROM {hold} WHERE location = %(location)s AND task_id IN ({each:ids})")
-    # The lowest and the highest id of a dependency.
     edge_range = template("SELECT min(id), max(id) FROM {dependency}")
     # The parents of some dependencies whose wait has not ended, and the children of some.
     open_parents = template("{_side:parent} AND outcome IS NULL")
     waited_for = template("{_side:child}")
     drop_edges = template("DELETE FROM {dependency} WHERE child_location = %(location)s AND child_id IN ({each:ids})")
-    # The statuses of tasks that are in the history.
     moved_statuses = template(
         "SELECT task_id, status FROM {history} WHERE location = %(location)s AND task_id IN ({each:ids})"
     )
@@ -126,15 +121,12 @@ class DependencyStatements(Group):
         return f"INSERT INTO {table} ({', '.join(types)}) SELECT {picked} FROM {self.dialect.rows(types)}"
 
 
-# -- steps -------------------------------------------------------------------------------------------------------------
-
-# Statements of steps and signals. What writes a step locks the task's row while its lease holds.
-#
-# A signal that was sent is a row of kind ``sent``, without a position.
-
-
 class StepStatements(Group):
-    """The steps of one task, and its signals. The alias ``step`` keeps the names of its columns."""
+    """The steps of one task, and its signals. The alias ``step`` keeps the names of its columns.
+
+    What writes a step locks the task's row while its lease holds. A signal that was sent is a row of kind ``sent``,
+    without a position.
+    """
 
     _own_lease = part("t.id = %(task_id)s AND t.total_attempt = %(token)s AND t.status IN ({_sources:suspend})")
 

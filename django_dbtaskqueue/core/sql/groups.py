@@ -103,14 +103,10 @@ class GroupStatements(Group):
         "UPDATE {task} SET parked_by = NULL, ready_time = {_now_or_due}"
         " WHERE id IN ({each:ids}) AND parked_by = '{GROUP}' RETURNING id"
     )
-    # Park tasks behind the head of their group.
     park = template(
         "UPDATE {task} SET parked_by = '{GROUP}', ready_time = NULL"
         " WHERE id IN ({each:ids}) AND status = 'CREATED' RETURNING id"
     )
-
-
-# -- limits ------------------------------------------------------------------------------------------------------------
 
 
 class LimitStatements(Group):
@@ -140,7 +136,6 @@ class LimitStatements(Group):
         " leases = %(leases)s, stamp = %(stamp)s WHERE {_queue_row} AND stamp = %(known)s"
         " AND {_idle} <= %(watched)s AND (%(rate)s = 0 OR {_tokens} >= %(taken)s) RETURNING tokens"
     )
-    # Store which leases count, and take ``taken`` tokens.
     store_limit = template(
         "UPDATE {limit} SET leases = %(leases)s, stamp = %(stamp)s, tokens = tokens - %(taken)s WHERE {_queue_row}"
     )

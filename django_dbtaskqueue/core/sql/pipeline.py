@@ -48,7 +48,6 @@ class StagingStatements(Group):
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '{_prefix}%%' AND name < {_name} || '~'"
         " ORDER BY name",
     )
-    # Make the table. A crash of the server empties it.
     create = template(
         "CREATE UNLOGGED TABLE {table} ({_columns}) WITH (autovacuum_enabled = false)",
         "CREATE TABLE {table} ({_columns})",
@@ -92,7 +91,6 @@ class StagingStatements(Group):
         "SELECT u.queue_name, u.reference_number FROM {_counted} AND u.reference_number IS NOT NULL"
         " GROUP BY u.queue_name, u.reference_number HAVING count(*) > 1 ORDER BY 2, 1 LIMIT 1"
     )
-    # How many groups the rows of ``attempts`` name.
     groups = template("SELECT count(*) FROM ({_groups}) AS g")
     _groups = part("SELECT DISTINCT u.queue_name AS q, u.group_key AS k FROM {_counted} AND u.group_key > ''")
     # Lock these groups to the end of the transaction, in the order of ``Grouping.lock_groups``.
@@ -163,7 +161,6 @@ class ArchiveStatements(Group):
     _same_key = "t.id = k.id"
     # No task whose end is to be told, or that another one waits for.
     _unneeded, _needless = " AND watched IS NULL", " AND t.watched IS NULL"
-    # The time ``age`` seconds ago.
     cutoff = template("SELECT {later:-%(age)s}")
     # The next rows that a batch takes: (first id, last id, number of rows).
     frozen = template(
@@ -362,7 +359,6 @@ class FinishEventStatements(Group):
         f"UPDATE {POSITION_TABLE} SET read_time = statement_timestamp() WHERE location = %(location)s"
         " AND name = %(name)s RETURNING CASE WHEN {_trigger} THEN position END"
     )
-    # Note that a stream has passed a transaction.
     advance = (
         f"UPDATE {POSITION_TABLE} SET position = greatest(position, %(position)s)"
         " WHERE location = %(location)s AND name = %(name)s AND position IS NOT NULL"
@@ -375,5 +371,4 @@ class FinishEventStatements(Group):
         " ORDER BY transaction_id LIMIT %(limit)s::bigint))"
     )
     unregister = f"DELETE FROM {POSITION_TABLE} WHERE location = %(location)s AND name = %(name)s"
-    # Delete all events of the location.
     clear = f"DELETE FROM {EVENT_TABLE} WHERE location = %(location)s"

@@ -43,7 +43,6 @@ class RetentionStatements(Group):
         " ON h.location = d.child_location AND h.task_id = d.child_id"
         " WHERE d.parent_location = %(location)s AND d.parent_id IN ({each:ids}) AND d.outcome IS NULL"
     )
-    # Note that nothing waits for tasks any more.
     unwatch = template("UPDATE {task} SET watched = NULL WHERE id IN ({each:ids})")
 
     @statement
@@ -56,7 +55,6 @@ class RetentionStatements(Group):
             f" FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"
         )
 
-    # Count locked tasks that are about to be deleted for good.
     count = template("{_counting:{task} AS t WHERE t.id IN ({_ids})|t.queue_name}")
     delete = template("DELETE FROM {task} WHERE id IN ({each:ids}) RETURNING id")
     # Some rows of a table of the history that moved there long ago; locks them.
@@ -75,19 +73,16 @@ class RetentionStatements(Group):
     count_all = template("{_counting:{{table}}|queue_name}")
 
 
-# -- erase -------------------------------------------------------------------------------------------------------------
-
-# Statements of the job ``erase``: the tasks of some references, and all rows about these tasks.
-#
-# ``references`` and ``queues`` are array parameters; ``every`` is true for all queues. ``rows`` are tasks by
-# location and id.
-
 CHANGES_TABLE = '"dbtaskqueue_taskchange"'
 AUDIT_TABLE = '"dbtaskqueue_auditentry"'
 
 
 class EraseStatements(Group):
-    """What `erase` finds, counts and removes in a database."""
+    """What the job ``erase`` finds, counts and removes: the tasks of some references, and all rows about them.
+
+    ``references`` and ``queues`` are array parameters; ``every`` is true for all queues. ``rows`` are tasks by
+    location and id.
+    """
 
     _wanted = part("{one_of:reference_number|references} AND (%(every)s OR {one_of:queue_name|queues})")
     # The tasks of these references, as (reference, id, status, watched); locks them as housekeeping does.
@@ -134,7 +129,6 @@ class EraseStatements(Group):
         f"INSERT INTO {AUDIT_TABLE} (actor, source, verb, reason, details)"
         " VALUES (%(actor)s, 'command', 'erase', %(reason)s, %(details)s) RETURNING id"
     )
-    # Complete the record of an erasure.
     audited = template(f"UPDATE {AUDIT_TABLE} SET changed = %(changed)s, details = %(details)s WHERE id = %(id)s")
 
     @property
