@@ -64,30 +64,28 @@ def processor(
 ) -> Callable[[F], F]:
     """Register the decorated function (sync or async), or class with a ``process(task)`` method, for a queue.
 
-    ``payload``: a dataclass or pydantic model the JSON payload is decoded to; None hands over plain JSON. One queue
-    may have a processor per payload type, which rows name by the dotted path of the class, or by its attribute
-    ``payload_type`` (a text): with that, the class can move to another module. ``retry``: a policy, or a mapping of
-    exception classes to policies (None: never retried). ``max_attempts`` counts the first one. ``timeout`` bounds one
-    run, ``lease`` is renewed while it runs. ``reenqueue``: the policy of a reenqueue without a delay, which is an error
-    where there is none.
+    ``payload``: a dataclass or pydantic model the JSON payload is decoded to; None hands over plain JSON. One queue may
+    have a processor per payload type, which rows name by the dotted path of the class, or by its attribute
+    ``payload_type`` (a text), with which the class can move. ``retry``: a policy, or a mapping of exception classes to
+    policies (None: never retried). ``max_attempts`` counts the first one. ``timeout`` bounds one run, ``lease`` is
+    renewed while it runs. ``reenqueue``: the policy of a reenqueue without a delay, which is an error where there is
+    none.
 
-    ``mode="separate"``: the outcome is stored after the function returned; at least once. ``mode="atomic"``: the
-    function and its outcome are one transaction on the queue's database, begun after the checkout was committed; an
-    exception rolls all of it back, and only then is the failure stored: database effects are exactly once. Only for
-    plain functions. ``using`` is the database the function writes to, when it is not the queue's: in atomic mode that
-    is an error of the system checks, because one transaction cannot span two databases.
+    ``mode="separate"``: the outcome is stored after the function returned; at least once. ``mode="atomic"``, for plain
+    functions: the function and its outcome are one transaction on the queue's database; an exception rolls all of it
+    back, and only then is the failure stored: database effects are exactly once. ``using`` is the database the function
+    writes to, when it is not the queue's: in atomic mode the system checks refuse that.
 
-    ``batch=n``: the function gets a list of up to n tasks (those at hand, without waiting; never more than the
-    queue's ``batch_size``) and returns one outcome for all or a list with one for each, in order. An exception fails
-    each of them by its own budget; in atomic mode they are first tried one by one.
-    ``concurrency=k``: at most k calls at a time in one poller process; further tasks stay ready, or wait in memory
-    without a slot, and others pass them. ``executor``: an object with ``submit`` (``concurrent.futures``), a callable
-    that makes one, or the dotted path of either: the function runs there, in at most as many calls at a time as it has
-    ``slots`` (or workers).
+    ``batch=n``: the function gets a list of up to n tasks (those at hand; never more than the queue's ``batch_size``)
+    and returns one outcome for all or a list with one for each, in order. An exception fails each of them by its own
+    budget; in atomic mode they are first tried one by one. ``concurrency=k``: at most k calls at a time in one poller
+    process; other tasks pass those that wait for it. ``executor``: an object with ``submit`` (``concurrent.futures``),
+    a callable that makes one, or the dotted path of either: the function runs there, in at most as many calls as it has
+    ``slots``.
 
-    ``unique``: the rule of uniqueness of the queue's tasks, ``Unique``, ``Throttle`` or ``Debounce``; it is in force in
-    each process that knows this processor or the setting ``unique`` of the queue. ``middleware``: factories, or dotted
-    paths, of what is called around this processor, inside ``DBTASKQUEUE["MIDDLEWARE"]``.
+    ``unique``: the rule of uniqueness of the queue's tasks, in force in each process that knows this processor or the
+    setting. ``middleware``: factories, or dotted paths, of what is called around this processor, inside
+    ``DBTASKQUEUE["MIDDLEWARE"]``.
 
     What is None here is taken from the settings; ``DBTASKQUEUE["QUEUES"]`` overrides all of it. Raises
     ``ImproperlyConfigured`` for a second processor of the same payload type, and for what cannot work.
@@ -192,16 +190,14 @@ def periodic(
 ) -> Callable[[F], F]:
     """Have pollers enqueue a task at each time of ``cron``, for the decorated processor or for ``queue``.
 
-    ``cron`` is such as ``"0 7 * * mon-fri"``, in ``timezone`` (default: the site's). Stack it on ``@processor``, above
-    or below; or call it with ``queue`` and ``name`` and leave the result alone. ``name`` is the schedule's, for rows
-    and references (default: the dotted path of the function). ``payload`` and ``priority`` are the task's.
+    ``cron`` is such as ``"0 7 * * mon-fri"``, in ``timezone`` (default: the site's). Stack it on ``@processor``, or
+    call it with ``queue`` and ``name``. ``name`` is the schedule's (default: the dotted path of the function);
+    ``payload`` and ``priority`` are the task's. ``missed`` says what becomes of ticks that no poller took for over a
+    minute: ``"one"`` task for all of them, ``"skip"`` them, or ``"all"`` (the newest 100). ``overlap="skip"``: no task
+    while the one before is not finished.
 
-    ``missed`` says what becomes of ticks that no poller took for over a minute: ``"one"`` task for all of them,
-    ``"skip"`` them, or ``"all"`` (the newest 100). ``overlap="skip"``: no task while the one before is not finished.
-
-    An operator can change, pause and run the schedule. What a person changed stays until the person goes back to the
-    code; all else follows the code. A schedule that the code no longer declares enqueues nothing. Raises
-    ``ImproperlyConfigured`` for a cron text, time zone or name that is wrong or ambiguous.
+    What a person changes stays until the person goes back to the code. A schedule that the code no longer declares
+    enqueues nothing. Raises ``ImproperlyConfigured`` for a cron text, time zone or name that is wrong or ambiguous.
     """
     given = {"timezone": timezone, "payload": payload, "priority": priority, "missed": missed, "overlap": overlap}
     try:

@@ -84,13 +84,12 @@ class Port(Protocol):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Lease:
-    """One attempt of one task, held until ``lease_until`` and fenced by ``total_attempt``.
+    """One attempt of one task, held until ``lease_until`` and fenced by ``total_attempt``. Times are the database's.
 
-    The three counters are those after this checkout charged its attempt. All times are the database's clock.
-
-    ``complete``, ``complete_delete``, ``reenqueue``, ``fail`` and ``poison`` write at once on the calling thread's
-    Django connection: inside ``transaction.atomic()`` they commit or roll back with the caller's own writes. Each
-    raises ``LeaseLost`` when the lease is gone. A processor that calls none of them is settled by its return value.
+    The three counters are those after this checkout charged its attempt. ``complete``, ``complete_delete``,
+    ``reenqueue``, ``fail`` and ``poison`` write at once on the calling thread's Django connection: inside
+    ``transaction.atomic()`` they commit or roll back with the caller's own writes. Each raises ``LeaseLost`` when the
+    lease is gone. A processor that calls none of them is settled by its return value.
     """
 
     id: int

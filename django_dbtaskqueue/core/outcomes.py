@@ -47,12 +47,11 @@ class CompleteDelete:
 class Reenqueue:
     """The work is not done yet. This is not a failure: the task is CREATED again and due after ``delay``.
 
-    Without a delay, the ``reenqueue`` policy of the queue or the processor gives it. The policy is called with the
-    number of this reenqueue, from 1, and None. By default there is no policy ("manual"): the attempt then fails with an
-    error that asks for a delay.
+    Without a delay, the ``reenqueue`` policy of the queue or the processor gives it, called with the number of this
+    reenqueue, from 1, and None; by default there is none, and the attempt fails with an error that asks for a delay.
     ``reenqueue_attempt`` grows by one and ``attempt`` starts again at 0 unless ``keep_attempts``; of kept attempts the
-    last one is given back, so that the task can be taken again. Raises ``TypeError`` or ``ValueError`` for a delay that
-    is not a ``timedelta`` from zero to a hundred years.
+    last one is given back. Raises ``TypeError`` or ``ValueError`` for a delay that is not a ``timedelta`` up to 100
+    years.
     """
 
     facts: ClassVar[Facts] = Facts("reenqueue", "reenqueued", "reenqueue", wakes=True)
@@ -69,11 +68,10 @@ class Reenqueue:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """This attempt failed, as if the processor had raised.
+    """This attempt failed, as if the processor had raised ``error``, an exception or a message.
 
-    Retried by the processor's policy, or after ``delay`` when given, while attempts are left; ERROR after that.
-    ``retry=False`` ends in ERROR at once. ``error`` is an exception or a message. Raises ``TypeError`` or
-    ``ValueError`` for anything else, and for a delay that is not a ``timedelta`` of zero or more.
+    Retried by the processor's policy, or after ``delay`` when given, while attempts are left; ERROR after that, or at
+    once with ``retry=False``. ``TypeError`` or ``ValueError`` for another error, and a delay that is not zero or more.
     """
 
     error: BaseException | str = ""

@@ -101,15 +101,13 @@ class QueueHandle:
     def take(self, timeout: timedelta | None = None, *, group: str | None = None) -> Lease | None:
         """Take the first due task under a lease; None when there is none, or none came within ``timeout``.
 
-        ``group``: of this group of the queue only. A driver that the setting ``strategy`` names is not asked then.
-
-        The attempt is charged. A task past its time to live, or whose payload cannot be read, is settled and passed
-        over. The threads of one process are served in the order they came. A put's commit wakes them (on SQLite only
-        from the same process; otherwise they poll every ``poll_interval``).
+        ``group``: of this group of the queue only, without a driver that the setting ``strategy`` names. The attempt is
+        charged. A task past its time to live, or whose payload cannot be read, is settled and passed over. The threads
+        of one process are served in the order they came. A put's commit wakes them (on SQLite only from the same
+        process; otherwise they poll every ``poll_interval``).
 
         Inside a transaction the lease is rolled back with it, and a thread does not wait for its turn, because it may
-        hold locks that others wait for. It does not wait at all where no new row can become visible: on SQLite, or when
-        the transaction is stricter than READ COMMITTED.
+        hold locks. It does not wait at all where no new row can become visible: on SQLite, or above READ COMMITTED.
         """
         return self._block(self._poll, None if timeout is None else _checked("timeout", timeout), group)
 

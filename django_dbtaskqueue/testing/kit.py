@@ -135,9 +135,8 @@ def perform(
     """Run one payload through its whole round trip (enqueue, checkout, decode, processor, settle); return the outcome.
 
     ``queue`` is a queue's name or its processor. The task is a real row, gone afterwards; what the processor wrote
-    stays. ``attempt`` is the number the processor sees; the last of the budget fails for good. Limits do not count.
-    What the processor raises is raised here, unless ``raising=False``; an outcome it returns never is. Raises
-    ``LeaseLost`` when the lease was gone before an outcome could be stored.
+    stays. ``attempt`` is the number the processor sees. Limits do not count. What the processor raises is raised here,
+    unless ``raising=False``. Raises ``LeaseLost`` when the lease was gone before an outcome could be stored.
     """
     processor = _processor(queue)
     name = queue if processor is None else processor.queue
