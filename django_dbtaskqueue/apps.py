@@ -26,10 +26,8 @@ class TaskQueueConfig(AppConfig):
             from django_dbtaskqueue.poller import web_process
 
             web_process.start_with_the_first_request()
-        if apps.is_installed("django.contrib.admin"):
-            self._show_own_tables()
-
-    def _show_own_tables(self) -> None:
+        if not apps.is_installed("django.contrib.admin"):
+            return
         # Imported here: a poller without the admin pays for none of it, and at the top AdminConfig would be found as a
         # second AppConfig of this module.
         from django.contrib import admin

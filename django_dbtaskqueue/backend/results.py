@@ -205,13 +205,10 @@ def find_place(result_id: object) -> tuple[Session, int]:
     places = ((alias, model_for(queue)) for queue in conf.known_queues() for alias in aliases_of(queue))
     for alias, model in dict.fromkeys(places):
         session, location = Session.on(alias, model), model._meta.label_lower
-        nonce = "" if session.postgresql else _nonce_of(session, task_id)
+        stored = {} if session.postgresql else _stored(session, task_id)
+        nonce = _nonce(json_payload.loads(stored.get("payload") or "null"))
         if any(
             constant_time_compare(str(_uuid(alias, location, task_id, nonce, secret)), str(given)) for secret in secrets
         ):
             return session, task_id
     raise compat.TaskResultDoesNotExist(result_id)
-
-
-def _nonce_of(session: Session, task_id: int) -> str:
-    return _nonce(json_payload.loads(_stored(session, task_id).get("payload") or "null"))

@@ -119,10 +119,13 @@ def in_copy(function: Callable[[S], Awaitable[T]], given: S) -> Generator[object
 
 def with_span(inherited: Mapping[str, object]) -> Mapping[str, object]:
     """Return a context with the active span of OpenTelemetry, if there is one."""
-    trace = _trace()
-    if trace is None:
+    get_span = getattr(sys.modules.get("opentelemetry.trace"), "get_current_span", None)
+    span = None if get_span is None else get_span().get_span_context()  # none is active if it is not imported
+    if span is None or not span.is_valid:
         return inherited
-    return {key: value for key, value in inherited.items() if key != "tracestate"} | trace
+    parent = f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
+    state = {"tracestate": span.trace_state.to_header()} if span.trace_state else {}
+    return {name: value for name, value in inherited.items() if name != "tracestate"} | {"traceparent": parent, **state}
 
 
 def mapping(context: object) -> dict[str, object]:
@@ -146,16 +149,6 @@ def trace_id(text: str | None) -> str | None:
     traceparent = context.get("traceparent") if isinstance(context, dict) else None
     found = TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
     return None if found is None else found[1]
-
-
-def _trace() -> dict[str, str] | None:
-    """Return the active span as W3C texts. No span is active if OpenTelemetry is not imported."""
-    get_span = getattr(sys.modules.get("opentelemetry.trace"), "get_current_span", None)
-    span = None if get_span is None else get_span().get_span_context()
-    if span is None or not span.is_valid:
-        return None
-    parent = f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
-    return {"traceparent": parent, **({"tracestate": span.trace_state.to_header()} if span.trace_state else {})}
 
 
 def _span(traceparent: object, state: object) -> AbstractContextManager[object]:
