@@ -149,7 +149,7 @@ GROUP = "group"  # the parking reason of a task behind the head of its group
 MOVING = "moving to "  # how the parking reason of a task begins that is on its way to another database
 HERE = f"(t.parked_by IS NULL OR substr(t.parked_by, 1, {len(MOVING)}) <> '{MOVING}')"  # no other database can have it
 PARENTS = "parents"  # the parking reason of a task that waits for others
-FENCED = {"task_id": "bigint", "token": "bigint"}  # a lease; ``token`` is its total_attempt
+FENCED = "task_id bigint, token bigint"  # columns of a lease; ``token`` is its total_attempt
 FENCE = "t.id = u.task_id AND t.total_attempt = u.token"  # joins a task to rows of ``FENCED``
 # The heads of a group, and the tasks behind them, by the conditions of the indexes of groups (``AbstractTask``). They
 # imply no other index's condition, not even in part. After the first tasks with a group, the table's statistics say for
@@ -158,7 +158,7 @@ FENCE = "t.id = u.task_id AND t.total_attempt = u.token"  # joins a task to rows
 HEAD = "coalesce(t.parked_by, t.final_status) IS NULL"
 BEHIND = f"coalesce(t.parked_by, '') = '{GROUP}'"
 CONSTANTS = SimpleNamespace(
-    BEHIND=BEHIND, FENCE=FENCE, GROUP=GROUP, HEAD=HEAD, HERE=HERE, PARENTS=PARENTS, SIGNAL=SIGNAL
+    BEHIND=BEHIND, FENCE=FENCE, FENCED=FENCED, GROUP=GROUP, HEAD=HEAD, HERE=HERE, PARENTS=PARENTS, SIGNAL=SIGNAL
 )
 
 
@@ -196,11 +196,6 @@ def renamed(render: Callable[Concatenate[G, P], str]) -> Callable[Concatenate[G,
         return group.tables.rename(render(group, *args, **kwargs))
 
     return statement_of
-
-
-def statement(render: Callable[[G], str]) -> cached_property[str]:
-    """Return a statement without arguments: made once, with the column names of the location's table."""
-    return cached_property(renamed(render))
 
 
 def part(text: str, other: str | None = None) -> cached_property[str]:
@@ -242,6 +237,7 @@ class Group:
     """Statements of one purpose, each rendered once and cached, so that prepared statements are reused."""
 
     _sources = staticmethod(sql_sources)
+    _byte_wise = part(' COLLATE "C"', "")  # after a text to order by
     # When a task that was parked is in the ready order again: never in the past.
     _now_or_due = part("{greatest}({now}, next_process_time)")
     # A task that was parked for itself goes behind the head of its group, or into the ready order.
@@ -258,9 +254,9 @@ class Group:
         """Return ``Dialect.rows`` of columns with their types, as SQL writes them."""
         return self.dialect.rows(dict(column.split() for column in columns.split(", ")))
 
-    def fenced(self, verb: str, columns: Mapping[str, str] = FENCED) -> str:
-        """Return the FROM and WHERE that join ``rows`` to the leases that still hold."""
-        rows = self.dialect.rows(columns)
+    def fenced(self, verb: str, *more: str) -> str:
+        """Return the FROM and WHERE that join ``rows``, with ``more`` columns, to the leases that still hold."""
+        rows = self._rows(", ".join((FENCED, *more)))
         return f"{self.tables.task} AS t JOIN {rows} ON {FENCE} WHERE t.status IN ({sql_sources(verb)})"
 
     def distinct(self, column: str, condition: str) -> str:

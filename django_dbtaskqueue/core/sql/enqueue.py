@@ -224,10 +224,7 @@ class EnqueueStatements(Group):
         )
 
     # The rows ``reference_number`` in one order everywhere: no deadlock.
-    _references = part(
-        '{_rows:reference_number text} ORDER BY u.reference_number COLLATE "C"',
-        "{_rows:reference_number text} WHERE true",
-    )
+    _references = part("{_rows:reference_number text} WHERE true ORDER BY u.reference_number{_byte_wise}")
     # Write references into the ledger; returns those that were free.
     claim_references = template(
         "INSERT INTO {ledger} (queue_name, reference_number) SELECT %(queue_name)s, u.reference_number"
@@ -254,9 +251,8 @@ class EnqueueStatements(Group):
     _not_held = part(
         "SELECT t.id FROM {task} AS t WHERE t.queue_name = %(queue_name)s"
         " AND {one_of:t.reference_number|references} AND NOT {one_of:t.status|keeping}"
-        " AND t.create_time <= {later:%(ago)s}{_locked_in_order}"
+        " AND t.create_time <= {later:%(ago)s} ORDER BY t.reference_number{_byte_wise} {lock}"
     )
-    _locked_in_order = part(' ORDER BY t.reference_number COLLATE "C" {lock}', "")
     # The tasks that hold some ``references``.
     find = template("{_holders}")
     # ``find``, and no poller takes the tasks until the transaction of the producer ends. In one order, too.

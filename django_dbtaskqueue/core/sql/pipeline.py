@@ -72,7 +72,6 @@ class StagingStatements(Group):
             f" ORDER BY u.reference_number{self._byte_wise}, u.queue_name{self._byte_wise}{conflict}"
         )
 
-    _byte_wise = part(' COLLATE "C"', "")
     staged = template("SELECT count(*) FROM {_counted}")
     # How many of the staged rows ``insert`` would add with ``ignore``.
     new = template(

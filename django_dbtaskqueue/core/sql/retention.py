@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
-from django_dbtaskqueue.core.sql.dialects import Group, part, statement, template
+from django_dbtaskqueue.core.sql.dialects import Group, part, template
 
 
 class RetentionStatements(Group):
@@ -45,16 +45,12 @@ class RetentionStatements(Group):
     )
     unwatch = template("UPDATE {task} SET watched = NULL WHERE id IN ({each:ids})")
 
-    @statement
-    def keep(self) -> str:
-        """Copy locked tasks into the history."""
-        names = [column.db for column in HISTORY_COLUMNS]
-        return (
-            f"INSERT INTO {self.tables.history} (location, task_id, {', '.join(names)})"
-            f" SELECT %(location)s, t.id, {', '.join(f't.{name}' for name in names)}"
-            f" FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"
-        )
-
+    # Copy locked tasks into the history.
+    keep = template(
+        f"INSERT INTO {{history}} (location, task_id, {', '.join(column.db for column in HISTORY_COLUMNS)})"
+        f" SELECT %(location)s, t.id, {', '.join(f't.{column.db}' for column in HISTORY_COLUMNS)}"
+        " FROM {task} AS t WHERE t.id IN ({each:ids})"
+    )
     count = template("{_counting:{task} AS t WHERE t.id IN ({_ids})|t.queue_name}")
     delete = template("DELETE FROM {task} WHERE id IN ({each:ids}) RETURNING id")
     # Some rows of a table of the history that moved there long ago; locks them.

@@ -8,50 +8,47 @@ from __future__ import annotations
 from functools import cached_property
 
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
-from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, part, statement, template
+from django_dbtaskqueue.core.sql.dialects import FENCED, Group, part, template
 
-# The keys of rows handed to statements. None is a column of a task: such a name would be ambiguous beside one.
-OUTCOME_TYPES = {
-    **FENCED,
-    "new_status": "text",
-    "delay": "float8",  # seconds; NULL keeps the place in the ready order
-    "attempts_added": "int",  # NULL sets the attempts to 0
-    "reenqueues_added": "int",
-    "deaths": "int",  # 1 if the task ended its process, so that it runs apart from the others again
-    "result_text": "text",
-    "result_json": "text",
-    "park_reason": "text",
-    "failure_key": "text",  # the fingerprint
-    "signals_seen": "int",  # of a task that waits for one; if there are more, it is due at once
-}
-FAILURE_TYPES = {**FENCED, "error_type": "text", "message": "text", "traceback": "text", "failure_key": "text"}
-COMPLETION_TYPES = {**FENCED, "result_text": "text", "result_json": "text"}
+# The columns of rows handed to statements. None is a column of a task: such a name would be ambiguous beside one.
+RESULT_TYPES = "result_text text, result_json text"
+FAILURE_TYPES = "error_type text, message text, traceback text, failure_key text"  # the key is the fingerprint
+OUTCOME_TYPES = (
+    "new_status text,"
+    " delay float8,"  # seconds; NULL keeps the place in the ready order
+    " attempts_added int,"  # NULL sets the attempts to 0
+    " reenqueues_added int,"
+    " deaths int,"  # 1 if the task ended its process, so that it runs apart from the others again
+    f" {RESULT_TYPES}, park_reason text, failure_key text,"
+    " signals_seen int"  # of a task that waits for one; if there are more, it is due at once
+)
+# The columns of a row that leaves as COMPLETED, where they are not the task's.
+LEAVING = {
+    "status": "'COMPLETED'", "process_result": "u.result_text", "result": "{_result}", "finish_time": "{now}",
+    "last_update_time": "{now}",
+}  # fmt: skip
 
 
 class SettleStatements(Group):
     """Every way to write an outcome."""
 
-    @statement
-    def complete_plain(self) -> str:
-        """COMPLETED without a result, by arrays: most batches are such."""
-        source = self.dialect.rows(FENCED)
-        if self.dialect.vendor == "postgresql" and not self.dialect.single:
-            # Inside a SELECT the planner cannot count the array: it expects ten rows.
-            source = self.dialect.expect_few(
-                "unnest((SELECT %(ids)s::bigint[]), (SELECT %(tokens)s::bigint[])) AS u(task_id, token)"
-            )
-        return self._complete(source, "NULL", "NULL")
+    # COMPLETED without a result, by arrays: most batches are such.
+    complete_plain = template("{_completed} NULL, result = NULL FROM {_plain} {_still_held}")
+    complete = template("{_completed} u.result_text, result = {_result} FROM {_with_results} {_still_held}")
+    _completed = part(
+        "UPDATE {task} AS t SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL,"
+        " finish_time = {now}, last_update_time = {now}, process_result ="
+    )
+    _still_held = part("WHERE {FENCE} AND t.status IN ({_sources:complete}) RETURNING id, watched")
+    _with_results = part(f"{{_rows:{{FENCED}}, {RESULT_TYPES}}}")
 
-    @statement
-    def complete(self) -> str:
-        return self._complete(self.dialect.rows(COMPLETION_TYPES), "u.result_text", self._result)
-
-    def _complete(self, source: str, process_result: str, result: str) -> str:
-        now = self.dialect.now
-        return (
-            f"UPDATE {self.tables.task} AS t SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL,"
-            f" finish_time = {now}, last_update_time = {now}, process_result = {process_result}, result = {result}"
-            f" FROM {source} WHERE {FENCE} AND t.status IN ({self._sources('complete')}) RETURNING id, watched"
+    @property
+    def _plain(self) -> str:
+        if self.dialect.vendor != "postgresql" or self.dialect.single:
+            return self._rows(FENCED)
+        # Inside a SELECT the planner cannot count the array: it expects ten rows.
+        return self.dialect.expect_few(
+            "unnest((SELECT %(ids)s::bigint[]), (SELECT %(tokens)s::bigint[])) AS u(task_id, token)"
         )
 
     _result = part("u.result_json::jsonb", "u.result_json")
@@ -89,38 +86,23 @@ class SettleStatements(Group):
     # Without an attempt left no poller could take the task.
     _left = part("{least}(t.attempt + u.attempts_added, t.max_attempts - 1)")
 
-    @property
-    def _outcomes(self) -> str:
-        return self.dialect.rows(OUTCOME_TYPES)
-
-    @statement
-    def attempts(self) -> str:
-        """The failed attempts of rows about to be written, while their leases hold; locks them."""
-        return (
-            f"INSERT INTO {self.tables.attempt} (location, task_id, queue_name, attempt, total_attempt,"
-            " poller_instance, start_time, error_type, message, traceback, fingerprint)"
-            " SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time,"
-            " u.error_type, u.message, u.traceback, u.failure_key"
-            f" FROM {self.fenced('fail', FAILURE_TYPES)} {self.dialect.lock}"
-        )
-
-    @statement
-    def to_history(self) -> str:
-        """Copy rows about to leave as COMPLETED into the history; locks them."""
-        now = self.dialect.now
-        values = {column.db: f"t.{column.db}" for column in HISTORY_COLUMNS} | {
-            "status": "'COMPLETED'", "process_result": "u.result_text", "result": self._result, "finish_time": now,
-            "last_update_time": now,
-        }  # fmt: skip
-        return (
-            f"INSERT INTO {self.tables.history} (location, task_id, {', '.join(values)})"
-            f" SELECT %(location)s, t.id, {', '.join(values.values())}"
-            f" FROM {self.fenced('complete', COMPLETION_TYPES)} {self.dialect.lock}"
-        )
-
+    _outcomes = part(f"{{_rows:{{FENCED}}, {OUTCOME_TYPES}}}")
+    # The failed attempts of rows about to be written, while their leases hold; locks them.
+    attempts = template(
+        "INSERT INTO {attempt} (location, task_id, queue_name, attempt, total_attempt,"
+        " poller_instance, start_time, error_type, message, traceback, fingerprint)"
+        " SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time,"
+        f" u.error_type, u.message, u.traceback, u.failure_key FROM {{fenced:fail|{FAILURE_TYPES}}} {{lock}}"
+    )
+    # Copy rows about to leave as COMPLETED into the history; locks them.
+    to_history = template(
+        f"INSERT INTO {{history}} (location, task_id, {', '.join(column.db for column in HISTORY_COLUMNS)})"
+        f" SELECT %(location)s, t.id, {', '.join(LEAVING.get(one.db, f't.{one.db}') for one in HISTORY_COLUMNS)}"
+        f" FROM {{fenced:complete|{RESULT_TYPES}}} {{lock}}"
+    )
     # Which of the given leases were settled by moving their tasks into the history.
     moved = template(
-        "SELECT h.task_id FROM {history} AS h JOIN {_rows:task_id bigint, token bigint}"
+        "SELECT h.task_id FROM {history} AS h JOIN {_rows:{FENCED}}"
         " ON h.task_id = u.task_id AND h.total_attempt = u.token WHERE h.location = %(location)s"
     )
     # Count the rows that their holders are about to delete; locks them.
@@ -136,7 +118,7 @@ class SettleStatements(Group):
     # What became of the given leases, when the reply to a commit was lost: (id, status) of the same attempt. Without
     # those that ended without their holder: then the row names no start, or an end without a poller.
     outcome_of = template(
-        "SELECT t.id, t.status FROM {task} AS t JOIN {_rows:task_id bigint, token bigint} ON {FENCE}"
+        "SELECT t.id, t.status FROM {task} AS t JOIN {_rows:{FENCED}} ON {FENCE}"
         " WHERE t.start_time IS NOT NULL AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED')"
     )
 

@@ -108,10 +108,7 @@ class StatsStatements(Group):
     _total = part("least(sum(count), 1e18)::bigint", "CAST(total(count) AS integer)")
     # What ended, in every queue or some: (step of time, outcome, number).
     outcomes = template("SELECT {minute_step}, name, {_total} FROM {counts} WHERE {_wanted} GROUP BY 1, 2")
-    _wanted = part(
-        "{_recent} AND (%(every)s::boolean OR {one_of:queue_name|queues})",
-        "{_recent} AND (%(every)s OR {one_of:queue_name|queues})",
-    )
+    _wanted = part("{_recent} AND (CAST(%(every)s AS boolean) OR {one_of:queue_name|queues})")
     # The step of time that a row's minute lies in, counted from 1970.
     minute_step = part(
         "floor(extract(epoch FROM minute) / %(step)s::int)::bigint",

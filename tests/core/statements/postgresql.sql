@@ -292,6 +292,7 @@ FROM (
         SELECT 1000000
     )
 ) AS u
+WHERE true
 ORDER BY u.reference_number COLLATE "C"
 ON CONFLICT (queue_name, reference_number) DO UPDATE
 SET expire_time = excluded.expire_time, create_time = statement_timestamp()
@@ -314,6 +315,7 @@ FROM (
         SELECT 1000000
     )
 ) AS u
+WHERE true
 ORDER BY u.reference_number COLLATE "C"
 ON CONFLICT (queue_name, reference_number) DO NOTHING
 RETURNING reference_number;
@@ -2364,7 +2366,7 @@ FROM "dbtaskqueue_minutecount", jsonb_each_text(CASE WHEN jsonb_typeof({times}) 
 WHERE kind = 'outcome'
 AND minute >= %(start)s::timestamptz
 AND minute <= statement_timestamp()
-AND (%(every)s::boolean OR queue_name = ANY(%(queues)s::text[]))
+AND (CAST(%(every)s AS boolean) OR queue_name = ANY(%(queues)s::text[]))
 AND h.key ~ '^[0-9][0-9]?$'
 AND h.value ~ '^[0-9]+$'
 AND length(h.value) <= 15
@@ -2506,7 +2508,7 @@ FROM "dbtaskqueue_minutecount"
 WHERE kind = 'outcome'
 AND minute >= %(start)s::timestamptz
 AND minute <= statement_timestamp()
-AND (%(every)s::boolean OR queue_name = ANY(%(queues)s::text[]))
+AND (CAST(%(every)s AS boolean) OR queue_name = ANY(%(queues)s::text[]))
 GROUP BY 1, 2;
 
 -- StatsStatements.ready_order_counts
@@ -3132,6 +3134,7 @@ SELECT %(queue_name)s, u.reference_number, statement_timestamp() + %(period)s * 
 FROM (
     SELECT %(reference_number)s::text AS reference_number
 ) AS u
+WHERE true
 ORDER BY u.reference_number COLLATE "C"
 ON CONFLICT (queue_name, reference_number) DO UPDATE
 SET expire_time = excluded.expire_time, create_time = statement_timestamp()
@@ -3144,6 +3147,7 @@ SELECT %(queue_name)s, u.reference_number
 FROM (
     SELECT %(reference_number)s::text AS reference_number
 ) AS u
+WHERE true
 ORDER BY u.reference_number COLLATE "C"
 ON CONFLICT (queue_name, reference_number) DO NOTHING
 RETURNING reference_number;

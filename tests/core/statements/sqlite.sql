@@ -220,6 +220,7 @@ FROM (
     FROM json_each(%(rows)s)
 ) AS u
 WHERE true
+ORDER BY u.reference_number
 ON CONFLICT (queue_name, reference_number) DO UPDATE
 SET expire_time = excluded.expire_time, create_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 WHERE l.create_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(ago)s))
@@ -233,6 +234,7 @@ FROM (
     FROM json_each(%(rows)s)
 ) AS u
 WHERE true
+ORDER BY u.reference_number
 ON CONFLICT (queue_name, reference_number) DO NOTHING
 RETURNING reference_number;
 
@@ -482,6 +484,7 @@ WHERE id IN (
         FROM json_each(%(keeping)s)
     )
     AND t.create_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(ago)s))
+    ORDER BY t.reference_number
 )
 RETURNING id;
 
@@ -1778,7 +1781,7 @@ FROM "dbtaskqueue_minutecount", json_each({times}) AS h
 WHERE kind = 'outcome'
 AND minute >= %(start)s
 AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-AND (%(every)s OR queue_name IN (
+AND (CAST(%(every)s AS boolean) OR queue_name IN (
     SELECT value
     FROM json_each(%(queues)s)
 ))
@@ -1823,7 +1826,7 @@ FROM "dbtaskqueue_minutecount"
 WHERE kind = 'outcome'
 AND minute >= %(start)s
 AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-AND (%(every)s OR queue_name IN (
+AND (CAST(%(every)s AS boolean) OR queue_name IN (
     SELECT value
     FROM json_each(%(queues)s)
 ))
@@ -2397,6 +2400,7 @@ FROM (
     SELECT %(reference_number)s AS reference_number
 ) AS u
 WHERE true
+ORDER BY u.reference_number
 ON CONFLICT (queue_name, reference_number) DO UPDATE
 SET expire_time = excluded.expire_time, create_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 WHERE l.create_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(ago)s))
@@ -2409,6 +2413,7 @@ FROM (
     SELECT %(reference_number)s AS reference_number
 ) AS u
 WHERE true
+ORDER BY u.reference_number
 ON CONFLICT (queue_name, reference_number) DO NOTHING
 RETURNING reference_number;
 
