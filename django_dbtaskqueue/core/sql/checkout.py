@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
-
 from django_dbtaskqueue.core.lease import LEASED
 from django_dbtaskqueue.core.sql.dialects import Group, part, renamed, template
 from django_dbtaskqueue.core.states import sql_sources
@@ -21,12 +19,8 @@ class CheckoutStatements(Group):
 
     _wanted = ""  # a further condition; see ``Statements.narrowed``
 
-    @cached_property
-    def leased(self) -> str:
-        """The columns that every checkout returns; JSON and times as text, which is decoded only when it is read."""
-        text = self.dialect.text
-        return ", ".join(text(column.db) if column.type in ("jsonb", "timestamptz") else column.db for column in LEASED)
-
+    # The columns that every checkout returns; JSON and times as text, which is decoded only when it is read.
+    leased = part(", ".join(f"{{text:{one.db}}}" if one.type in ("jsonb", "timestamptz") else one.db for one in LEASED))
     # The end of a lease: the task's own length or the queue's, and not shorter than a checkout takes.
     _lease_end = part("{later:{greatest}(coalesce(lease_seconds, %(lease)s), %(min_lease)s)}")
     # The SET of every checkout: charge the attempt and grant the lease. A row that is still PROCESSING had a lease that
@@ -111,7 +105,6 @@ class CheckoutStatements(Group):
     # IS TRUE keeps the planner from the index of ready tasks, which it would read through for each candidate.
     _still_ready = part("SELECT t.id FROM {fenced:checkout} AND ({due_now}) IS TRUE {skipping}")
 
-    @lru_cache(maxsize=2)  # noqa: B019 -- one object per location, alive as long as the process
     @renamed
     def checkout_single_writer(self, *, aged: bool = False) -> str:
         """Take the first ready tasks in one statement, where the database has one writer at a time (SQLite).

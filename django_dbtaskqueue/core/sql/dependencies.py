@@ -18,6 +18,11 @@ EDGE_TYPES = {
 HOLD_TYPES = {"location": "text", "task_id": "bigint", "remaining": "int", "on_parent_failure": "text"}
 
 
+def _inserting(table: str, types: Mapping[str, str]) -> cached_property[str]:
+    picked, columns = ", ".join(f"u.{name}" for name in types), ", ".join(map(" ".join, types.items()))
+    return template(f"INSERT INTO {{{table}}} ({', '.join(types)}) SELECT {picked} FROM {{rows:{columns}}}")
+
+
 class DependencyStatements(Group):
     """What waits for the end of a task, and how it is told."""
 
@@ -68,7 +73,7 @@ class DependencyStatements(Group):
     cancel_held = template(
         "UPDATE {task} AS t SET status = 'POISON', final_status = 'POISON', parked_by = NULL,"
         " finish_time = {now}, last_update_time = {now}, process_result = u.reason_text"
-        " FROM {_rows:child bigint, reason_text text}"
+        " FROM {rows:child bigint, reason_text text}"
         " WHERE t.id = u.child AND t.parked_by = '{PARENTS}' AND t.status IN ({_sources:cancel})"
         " RETURNING id, queue_name, watched"
     )
@@ -89,7 +94,7 @@ class DependencyStatements(Group):
     end_edges = template("UPDATE {dependency} SET outcome = %(status)s WHERE id IN ({each:ids})")
     # Take ended parents off the counts of held tasks; returns (id, how many are left).
     count_down = template(
-        "UPDATE {hold} AS t SET remaining = t.remaining - u.number FROM {_rows:child bigint, number int}"
+        "UPDATE {hold} AS t SET remaining = t.remaining - u.number FROM {rows:child bigint, number int}"
         " WHERE t.location = %(location)s AND t.task_id = u.child RETURNING task_id, remaining"
     )
     drop_holds = template("DELETE FROM {hold} WHERE location = %(location)s AND task_id IN ({each:ids})")
@@ -108,17 +113,8 @@ class DependencyStatements(Group):
             f" AND {side}_location = %(location)s"
         )
 
-    @cached_property
-    def insert_edges(self) -> str:
-        return self._insert(self.tables.dependency, EDGE_TYPES)
-
-    @cached_property
-    def insert_holds(self) -> str:
-        return self._insert(self.tables.hold, HOLD_TYPES)
-
-    def _insert(self, table: str, types: Mapping[str, str]) -> str:
-        picked = ", ".join(f"u.{name}" for name in types)
-        return f"INSERT INTO {table} ({', '.join(types)}) SELECT {picked} FROM {self.dialect.rows(types)}"
+    insert_edges = _inserting("dependency", EDGE_TYPES)
+    insert_holds = _inserting("hold", HOLD_TYPES)
 
 
 class StepStatements(Group):

@@ -9,10 +9,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property, lru_cache, wraps
 from string import Formatter
 from types import SimpleNamespace
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from django_dbtaskqueue.core.states import SIGNAL, sql_sources
 
@@ -42,7 +42,6 @@ class Dialect:
     greatest: str
     least: str
     lock: str  # what a SELECT adds to lock the rows of ``t`` it reads
-    skip_locked: bool
     single: bool = False  # ``rows`` is one row of plain parameters
 
     # The test that a column begins with a text, as Django writes it in the condition of an index.
@@ -84,21 +83,20 @@ class Dialect:
         later = self.later(seconds, start)
         return later if self.vendor == "postgresql" else f"CASE WHEN {seconds} IS NOT NULL THEN {later} END"
 
-    def rows(self, columns: Mapping[str, str], *, param: str = "rows") -> str:
-        """Return a FROM item ``u`` over a JSON array of objects, with the given columns and PostgreSQL types."""
+    def rows(self, columns: str) -> str:
+        """Return a FROM item ``u`` over a JSON array of objects, with these columns and their PostgreSQL types."""
+        typed = [column.split() for column in columns.split(", ")]
         if self.single:
             cast = "::{}" if self.vendor == "postgresql" else ""
-            picked = ", ".join(f"%({name})s{cast.format(kind)} AS {name}" for name, kind in columns.items())
-            return f"(SELECT {picked}) AS u"
+            return f"(SELECT {', '.join(f'%({name})s{cast.format(kind)} AS {name}' for name, kind in typed)}) AS u"
         if self.vendor == "postgresql":
-            typed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-            return self.expect_few(self.expect_few(f"jsonb_to_recordset(%({param})s::jsonb) AS u({typed})"))
+            return self.expect_few(self.expect_few(f"jsonb_to_recordset(%(rows)s::jsonb) AS u({columns})"))
         # ->> turns JSON true into 1 and null into NULL; -> keeps a value as JSON text
         picked = ", ".join(
             f"nullif(value -> '$.{name}', 'null') AS {name}" if kind == "jsonb" else f"value ->> '$.{name}' AS {name}"
-            for name, kind in columns.items()
+            for name, kind in typed
         )
-        return f"(SELECT {picked} FROM json_each(%({param})s)) AS u"
+        return f"(SELECT {picked} FROM json_each(%(rows)s)) AS u"
 
     def expect_few(self, item: str) -> str:
         """Return a FROM item ``u`` with the same rows, of which PostgreSQL's planner expects a tenth: a LIMIT unknown.
@@ -120,8 +118,8 @@ class Dialect:
         return f'{{"{quoted}"}}' if texts else "{}"
 
 
-POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "least", "FOR NO KEY UPDATE OF t", True)
-SQLITE = Dialect("sqlite", f"strftime('{SQLITE_FORMAT}', 'now')", "max", "min", "", False)
+POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "least", "FOR NO KEY UPDATE OF t")
+SQLITE = Dialect("sqlite", f"strftime('{SQLITE_FORMAT}', 'now')", "max", "min", "")
 DIALECTS = {dialect.vendor: dialect for dialect in (POSTGRESQL, SQLITE)}
 NO_VALUES = {"postgresql": "{}", "sqlite": "[]"}  # an empty array parameter
 
@@ -189,13 +187,13 @@ class Tables:
 
 
 def renamed(render: Callable[Concatenate[G, P], str]) -> Callable[Concatenate[G, P], str]:
-    """Return a method that makes a statement with the column names of the location's table."""
+    """Return a method that makes a statement with the column names of the location's table, once for each argument."""
 
     @wraps(render)
     def statement_of(group: G, /, *args: P.args, **kwargs: P.kwargs) -> str:
         return group.tables.rename(render(group, *args, **kwargs))
 
-    return statement_of
+    return cast(Callable[Concatenate[G, P], str], lru_cache(maxsize=256)(statement_of))
 
 
 def part(text: str, other: str | None = None) -> cached_property[str]:
@@ -238,6 +236,7 @@ class Group:
 
     _sources = staticmethod(sql_sources)
     _byte_wise = part(' COLLATE "C"', "")  # after a text to order by
+    skipping = part("{lock} SKIP LOCKED", "")  # what a SELECT adds to lock its rows and skip locked ones
     # When a task that was parked is in the ready order again: never in the past.
     _now_or_due = part("{greatest}({now}, next_process_time)")
     # A task that was parked for itself goes behind the head of its group, or into the ready order.
@@ -250,13 +249,9 @@ class Group:
         self.tables = tables
         self.dialect = dialect
 
-    def _rows(self, columns: str) -> str:
-        """Return ``Dialect.rows`` of columns with their types, as SQL writes them."""
-        return self.dialect.rows(dict(column.split() for column in columns.split(", ")))
-
     def fenced(self, verb: str, *more: str) -> str:
         """Return the FROM and WHERE that join ``rows``, with ``more`` columns, to the leases that still hold."""
-        rows = self._rows(", ".join((FENCED, *more)))
+        rows = self.dialect.rows(", ".join((FENCED, *more)))
         return f"{self.tables.task} AS t JOIN {rows} ON {FENCE} WHERE t.status IN ({sql_sources(verb)})"
 
     def distinct(self, column: str, condition: str) -> str:
@@ -275,8 +270,3 @@ class Group:
         """Return the INSERT that counts rows, which are about to be deleted for good, by their queue."""
         counted = f"SELECT 'deletion', {queue}, count(*) FROM {rows} GROUP BY {queue}"
         return f"INSERT INTO {self.tables.counts} (kind, queue_name, count) {counted}"
-
-    @property
-    def skipping(self) -> str:
-        """What a SELECT adds to lock its rows and skip locked ones."""
-        return f"{self.dialect.lock} SKIP LOCKED" if self.dialect.skip_locked else ""

@@ -30,7 +30,6 @@ OwnColumns = tuple[tuple[str, str], ...]  # of a project's own table: quoted nam
 class EnqueueStatements(Group):
     """Inserts, and what happens when a reference is taken."""
 
-    @lru_cache(maxsize=64)  # noqa: B019 -- one object per location, alive as long as the process
     @renamed
     def insert(self, *, timed: bool, referenced: bool, bare: bool, own: OwnColumns = ()) -> str:
         """Insert one task that is ready; answers the first columns of ``RETURNED``, or nothing: the reference is taken.
@@ -50,7 +49,6 @@ class EnqueueStatements(Group):
             f" RETURNING {', '.join(RETURNED[: 3 if timed else 2])}"
         )
 
-    @lru_cache(maxsize=64)  # noqa: B019 -- as above
     @renamed
     def insert_uniform(self, *, referenced: bool, ordered: bool, ids: bool) -> str:
         """Insert tasks that differ in ``references`` and ``payloads`` alone, two JSON arrays, where these are free.
@@ -73,7 +71,6 @@ class EnqueueStatements(Group):
         )
         return self._counted(insert) if ids else insert
 
-    @lru_cache(maxsize=64)  # noqa: B019 -- as above
     @renamed
     def insert_many(
         self,
@@ -104,7 +101,7 @@ class EnqueueStatements(Group):
             if not timed and self.dialect.vendor == "postgresql":
                 enters, entering = "u.enters", f", {enters} OR {self._leads} AS enters"
             ready, parked = f"CASE WHEN {enters} THEN {due} END", f"CASE WHEN NOT {enters} THEN '{GROUP}' END"
-        key, source = self._ordered(self.dialect.rows(columns), more=entering)
+        key, source = self._ordered(self.dialect.rows(", ".join(map(" ".join, columns.items()))), more=entering)
         return self._counted(
             f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {names}, {READY_COLUMNS})"
             f" SELECT {key and 'u.id, '}%(queue_name)s, {picked}, {due}, {ready}, {parked}, {expire} FROM {source}"
@@ -121,7 +118,6 @@ class EnqueueStatements(Group):
     )
     _place = part("row_number() OVER (PARTITION BY u.group_key ORDER BY u.priority, u.id)")
 
-    @lru_cache(maxsize=64)  # noqa: B019 -- as above
     @renamed
     def copy_uniform(self, names: tuple[str, ...]) -> str:
         """Insert tasks due now by COPY; an error where a reference is taken. The times are the columns' defaults."""
@@ -224,7 +220,7 @@ class EnqueueStatements(Group):
         )
 
     # The rows ``reference_number`` in one order everywhere: no deadlock.
-    _references = part("{_rows:reference_number text} WHERE true ORDER BY u.reference_number{_byte_wise}")
+    _references = part("{rows:reference_number text} WHERE true ORDER BY u.reference_number{_byte_wise}")
     # Write references into the ledger; returns those that were free.
     claim_references = template(
         "INSERT INTO {ledger} (queue_name, reference_number) SELECT %(queue_name)s, u.reference_number"

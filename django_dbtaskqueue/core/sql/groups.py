@@ -147,7 +147,7 @@ class LimitStatements(Group):
     )
     charge_groups = template(
         "UPDATE {limit} AS l SET tokens = l.tokens - u.taken,"
-        " full_time = {later:(%(burst)s - l.tokens + u.taken) / %(rate)s} FROM {_rows:group_name text, taken float8}"
+        " full_time = {later:(%(burst)s - l.tokens + u.taken) / %(rate)s} FROM {rows:group_name text, taken float8}"
         " WHERE l.queue_name = %(queue_name)s AND l.group_key = u.group_name"
     )
     # Undo the checkout of tasks, which are ready again in ``delay`` seconds. Their due time stays in the past, so no
@@ -157,7 +157,7 @@ class LimitStatements(Group):
         " attempt = t.attempt - 1, status = CASE WHEN t.lost_leases > 0 THEN t.status ELSE 'CREATED' END,"
         " poller_instance = CASE WHEN t.lost_leases > 0 THEN t.poller_instance END,"
         " lost_leases = CASE WHEN t.lost_leases > 0 THEN t.lost_leases - 1 ELSE t.lost_leases END"
-        " FROM {_rows:task_id bigint, token bigint, delay float8}"
+        " FROM {rows:task_id bigint, token bigint, delay float8}"
         " WHERE {FENCE} AND t.status IN ({_sources:release}) RETURNING id"
     )
     # The row of a queue without a lock: (leases, tokens, seconds since it was locked last).

@@ -103,7 +103,7 @@ class EraseStatements(Group):
 
         Changes by operators stay, without the values that they hold of these tasks.
         """
-        joined = f"JOIN {self._rows('location text, task_id bigint')} ON t.location = u.location"
+        joined = f"JOIN {self.dialect.rows('location text, task_id bigint')} ON t.location = u.location"
         found = {}
         for place, table in {"attempts": self.tables.attempt, "steps and signals": self.tables.step}.items():
             rows = f"FROM {table} AS t {joined} AND t.task_id = u.task_id"

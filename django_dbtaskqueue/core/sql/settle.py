@@ -5,8 +5,6 @@ Each answers with the ids of the rows it wrote, and whether something waits for 
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
 from django_dbtaskqueue.core.sql.dialects import FENCED, Group, part, template
 
@@ -40,12 +38,12 @@ class SettleStatements(Group):
         " finish_time = {now}, last_update_time = {now}, process_result ="
     )
     _still_held = part("WHERE {FENCE} AND t.status IN ({_sources:complete}) RETURNING id, watched")
-    _with_results = part(f"{{_rows:{{FENCED}}, {RESULT_TYPES}}}")
+    _with_results = part(f"{{rows:{{FENCED}}, {RESULT_TYPES}}}")
 
     @property
     def _plain(self) -> str:
         if self.dialect.vendor != "postgresql" or self.dialect.single:
-            return self._rows(FENCED)
+            return self.dialect.rows(FENCED)
         # Inside a SELECT the planner cannot count the array: it expects ten rows.
         return self.dialect.expect_few(
             "unnest((SELECT %(ids)s::bigint[]), (SELECT %(tokens)s::bigint[])) AS u(task_id, token)"
@@ -86,7 +84,7 @@ class SettleStatements(Group):
     # Without an attempt left no poller could take the task.
     _left = part("{least}(t.attempt + u.attempts_added, t.max_attempts - 1)")
 
-    _outcomes = part(f"{{_rows:{{FENCED}}, {OUTCOME_TYPES}}}")
+    _outcomes = part(f"{{rows:{{FENCED}}, {OUTCOME_TYPES}}}")
     # The failed attempts of rows about to be written, while their leases hold; locks them.
     attempts = template(
         "INSERT INTO {attempt} (location, task_id, queue_name, attempt, total_attempt,"
@@ -102,7 +100,7 @@ class SettleStatements(Group):
     )
     # Which of the given leases were settled by moving their tasks into the history.
     moved = template(
-        "SELECT h.task_id FROM {history} AS h JOIN {_rows:{FENCED}}"
+        "SELECT h.task_id FROM {history} AS h JOIN {rows:{FENCED}}"
         " ON h.task_id = u.task_id AND h.total_attempt = u.token WHERE h.location = %(location)s"
     )
     # Count the rows that their holders are about to delete; locks them.
@@ -118,26 +116,24 @@ class SettleStatements(Group):
     # What became of the given leases, when the reply to a commit was lost: (id, status) of the same attempt. Without
     # those that ended without their holder: then the row names no start, or an end without a poller.
     outcome_of = template(
-        "SELECT t.id, t.status FROM {task} AS t JOIN {_rows:{FENCED}} ON {FENCE}"
+        "SELECT t.id, t.status FROM {task} AS t JOIN {rows:{FENCED}} ON {FENCE}"
         " WHERE t.start_time IS NOT NULL AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED')"
     )
 
-    @cached_property
-    def task_with_attempts(self) -> str:
-        """One task, from its table or else from the history, with its failed attempts as a JSON array."""
-        attempt = "a.error_type, a.traceback, a.poller_instance, a.start_time, a.total_attempt"
-        failed = f"{self.tables.attempt} AS a WHERE a.location = %(location)s AND a.task_id = %(task_id)s"
-        attempts = (
-            f"(SELECT jsonb_agg(jsonb_build_array({attempt}) ORDER BY a.total_attempt)::text FROM {failed})"
-            if self.dialect.vendor == "postgresql"
-            else f"(SELECT json_group_array(json_array({attempt})) FROM (SELECT * FROM {failed} ORDER BY"
-            " a.total_attempt) AS a)"
-        )
-        json_texts = {column.db: self.dialect.text(column.db) for column in HISTORY_COLUMNS if column.type == "jsonb"}
-        names = ", ".join(json_texts.get(column.db, column.db) for column in HISTORY_COLUMNS)
-        here = self.tables.rename(f"SELECT {names}, {attempts} FROM {self.tables.task} WHERE id = %(task_id)s")
-        moved = f"SELECT {names}, {attempts} FROM {self.tables.history} WHERE location = %(location)s"
-        return f"{here} UNION ALL {moved} AND task_id = %(task_id)s LIMIT 1"
+    # One task, from its table or else from the history, with its failed attempts as a JSON array.
+    task_with_attempts = part(
+        "{_task_here} UNION ALL SELECT {_texts}, {_attempts} FROM {history}"
+        " WHERE location = %(location)s AND task_id = %(task_id)s LIMIT 1"
+    )
+    _task_here = template("SELECT {_texts}, {_attempts} FROM {task} WHERE id = %(task_id)s")
+    _texts = part(", ".join(f"{{text:{one.db}}}" if one.type == "jsonb" else one.db for one in HISTORY_COLUMNS))
+    _attempts = part(
+        "(SELECT jsonb_agg(jsonb_build_array({_attempt}) ORDER BY a.total_attempt)::text FROM {_failed})",
+        "(SELECT json_group_array(json_array({_attempt}))"
+        " FROM (SELECT * FROM {_failed} ORDER BY a.total_attempt) AS a)",
+    )
+    _attempt = "a.error_type, a.traceback, a.poller_instance, a.start_time, a.total_attempt"
+    _failed = part("{attempt} AS a WHERE a.location = %(location)s AND a.task_id = %(task_id)s")
 
     # Write the metadata of a Django task into its payload; with a token, only while that lease holds.
     save_metadata = template(
