@@ -3,8 +3,6 @@
 Names are resolved on first use, so that importing this package imports neither Django nor a model.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.core import __version__ as __version__, lazy_names

@@ -1,7 +1,5 @@
 """Start-up: register the system checks, find the processors."""
 
-from __future__ import annotations
-
 from django.apps import AppConfig, apps
 from django.conf import settings
 from django.utils.module_loading import autodiscover_modules

@@ -4,8 +4,6 @@ A poller counts each settled batch in memory and appends the counts every few se
 counted since then; nothing else depends on it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -66,7 +64,7 @@ class Sums:
             self.waits[class_of(waited)] += weight
             self.wait_seconds += waited * weight
 
-    def update(self, other: Sums) -> Sums:
+    def update(self, other: "Sums") -> "Sums":
         for name, value in other.columns().items():
             setattr(self, name, getattr(self, name) + value)
         return self
@@ -210,11 +208,11 @@ class Exposition:
         buckets = [(edge, float(count)) for edge, count in zip(edges, accumulate(counts), strict=True)]
         self._families[name].add_metric(labels, buckets, seconds)
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> "Iterator[Metric]":
         yield from self._families.values()
 
 
-def exposed(collectors: Iterable[Foreign | Exposition], accept: str) -> tuple[bytes, str]:
+def exposed(collectors: "Iterable[Foreign | Exposition]", accept: str) -> tuple[bytes, str]:
     """Return the text of some collectors, and its content type: OpenMetrics for a client that asks for it."""
     client()
     from prometheus_client import CollectorRegistry

@@ -1,7 +1,5 @@
 """Which function processes which queue, and when. A name in a row is looked up here, never imported."""
 
-from __future__ import annotations
-
 import inspect
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence

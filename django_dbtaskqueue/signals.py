@@ -10,8 +10,6 @@ The same facts are sent as Django signals with ``send_robust``, after the hook o
 ``Lease`` and ``sender`` the queue's name; of signals with a ``poller``, ``sender`` is the poller's instance name.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from django.core.exceptions import ImproperlyConfigured

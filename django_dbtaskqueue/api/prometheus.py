@@ -4,8 +4,6 @@ A caller needs a token or a session, and the permission ``view_queue``. It gets 
 come from bounded counts and from the counts by the minute, so a scrape costs the same however many tasks there are.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack

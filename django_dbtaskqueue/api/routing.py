@@ -3,8 +3,6 @@
 The document is written from the routes and the types of what their views return, so a field stands in one place.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

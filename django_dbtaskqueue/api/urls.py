@@ -1,7 +1,5 @@
 """The table of routes of the JSON API: ``path("taskqueue/api/", include("django_dbtaskqueue.api.urls"))``."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from functools import partial, wraps
 

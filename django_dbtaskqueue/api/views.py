@@ -3,8 +3,6 @@
 Each view takes its ``ApiCall`` and returns a document; ``urls`` is the table that says what each is sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime

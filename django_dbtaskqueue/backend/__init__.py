@@ -10,8 +10,6 @@ A row names its function by the dotted path, in ``payload_type``. The path is lo
 process has decorated; it is never imported. A poller leaves a function that it does not know to other pollers.
 """
 
-from __future__ import annotations
-
 import secrets
 from _thread import interrupt_main
 from contextlib import suppress

@@ -3,8 +3,6 @@
 # mypy: implicit-reexport
 # ruff: noqa: F401 -- other modules import these names from here
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """What became of a Django task: ``TaskResult`` objects from rows and leases, and the ids that name them."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -99,7 +97,7 @@ def read_result(result_id: object) -> compat.AnyResult:
     )  # fmt: skip
 
 
-def _stored(session: Session, task_id: int) -> dict[str, Any]:
+def _stored(session: "Session", task_id: int) -> dict[str, Any]:
     """Return what a table or the history has of a task, and its failed attempts; empty if it is deleted."""
     rows = session.run(session.sql.task_with_attempts, {"task_id": task_id, "location": session.location})
     names = (*(column.name for column in HISTORY_COLUMNS), "attempts")
@@ -192,7 +190,7 @@ def _uuid(alias: str, location: str, task_id: int, nonce: str, secret: str | byt
     return uuid.UUID(int=number)
 
 
-def find_place(result_id: object) -> tuple[Session, int]:
+def find_place(result_id: object) -> "tuple[Session, int]":
     """Return where the task of an id is; raise ``TaskResultDoesNotExist`` for an id that was not given out."""
     from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 

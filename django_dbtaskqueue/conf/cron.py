@@ -1,7 +1,5 @@
 """The times of a cron text in a time zone. cronsim knows cron and DST; it is imported on first use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache

@@ -3,8 +3,6 @@
 The row is read at most once a second per queue and process; a change made in this process counts at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a task is: states, outcomes, leases, retries, JSON, texts. Standard library only: Spark executors import it."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping

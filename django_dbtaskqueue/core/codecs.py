@@ -6,8 +6,6 @@ stored as ``{"@type": "date", "@value": "2013-01-31"}``. Fields with ``init=Fals
 PayloadError names the path, the expected type and the value, or the class and the field that has no JSON form.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

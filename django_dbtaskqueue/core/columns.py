@@ -3,8 +3,6 @@
 Some columns have another name in the database (``queue_name``); models, searches and JSON use ``name``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -36,7 +34,7 @@ class TaskOptions(NamedTuple):
 class InsertOptions(NamedTuple):
     """What a caller says of one call: the arguments that ``enqueue`` and ``enqueue_many`` share."""
 
-    unique: UniqueRule | str | None = None
+    unique: "UniqueRule | str | None" = None
     on_duplicate: str = "error"
     keep_due: bool = False
     after: object = None
@@ -46,7 +44,7 @@ class InsertOptions(NamedTuple):
 
 
 class _CallOptions(TypedDict, total=False):
-    unique: UniqueRule | str | None
+    unique: "UniqueRule | str | None"
     on_duplicate: str
     keep_due: bool
     after: object

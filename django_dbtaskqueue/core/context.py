@@ -14,8 +14,6 @@ processor inherits the processor's context. Where OpenTelemetry is in use, the W
 travels along, and spans of the processor become children of that span.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

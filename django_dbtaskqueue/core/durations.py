@@ -1,7 +1,5 @@
 """Durations as text, with one grammar and two spellings; pauses between attempts, and the clock by which they pass."""
 
-from __future__ import annotations
-
 import random
 import re
 import threading
@@ -237,7 +235,7 @@ class Clock:
         self.wait = threading.Event.wait
         self.wait_for = threading.Condition.wait_for
 
-    async def wait_async(self, event: asyncio.Event, seconds: float | None) -> None:
+    async def wait_async(self, event: "asyncio.Event", seconds: float | None) -> None:
         import asyncio  # here: a process of Spark reads durations, and waits for nothing
 
         with suppress(TimeoutError):

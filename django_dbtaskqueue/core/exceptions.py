@@ -3,15 +3,12 @@
 Each error builds its message from facts. The message says what was wrong, where, the value, and the fix.
 """
 
-from __future__ import annotations
-
 import copyreg
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from django_dbtaskqueue.core.outcomes import Suspend
 
 __all__ = [
@@ -238,7 +235,7 @@ class TaskSuspended(BaseException):
     Not an ``Exception``, so that ``except Exception`` lets it pass. Do not catch it.
     """
 
-    def __init__(self, outcome: Suspend) -> None:
+    def __init__(self, outcome: "Suspend") -> None:
         self.outcome = outcome
         super().__init__("The task sleeps or waits; a later attempt goes on from here. Do not catch this.")
 

@@ -1,14 +1,12 @@
 """An error as text that any database accepts, secrets masked, and what it has in common with others. Nothing raises."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sysconfig
 import traceback
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from django_dbtaskqueue.core import json as json_payload, logger
 from django_dbtaskqueue.core.exceptions import dotted
@@ -48,7 +46,7 @@ class RemoteError(str):
     description: dict[str, str]
 
     @classmethod
-    def of(cls, error: BaseException | str, queue: str) -> RemoteError:
+    def of(cls, error: BaseException | str, queue: str) -> Self:
         """Return what to send to another process of an error. Never raises."""
         remote = cls(json_payload.clean_text(_one_text(error)))
         remote.signature, remote.description = signature_of(error, queue), describe(error, queue)

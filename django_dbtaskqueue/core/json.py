@@ -6,8 +6,6 @@ as its base, and jsonb keeps neither the order of keys nor the sign of ``-0.0``.
 the error names the place.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -272,7 +270,7 @@ def _refuse_number(text: str) -> NoReturn:
     raise ValueError(f"the number {text} is not finite")
 
 
-def read(text: str | bytes, words: str = "%(reason)s") -> JSON | Unreadable:
+def read(text: str | bytes, words: str = "%(reason)s") -> "JSON | Unreadable":
     """Return what ``loads`` does, or ``words`` with the reason why it cannot be read or is too deep. Never raises."""
     try:
         value, raw = loads(text), text.encode() if isinstance(text, str) else text

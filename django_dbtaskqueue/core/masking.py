@@ -5,8 +5,6 @@ key joins its words: ``api_key`` masks ``X-Api-Key`` and ``apiKey``. An entry th
 the key: ``=pin`` masks ``card_pin`` and not ``shipping``. A payload type marks fields by ``Annotated[str, Sensitive]``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -127,7 +125,7 @@ def is_masked(key: str) -> bool:
     return _is_secret(key, rules) or any(_is_secret(step, rules) for step in key.split("."))
 
 
-def masked_text(text: str, rules: Rules | None = None) -> str:
+def masked_text(text: str, rules: "Rules | None" = None) -> str:
     """Return a text, such as a traceback, without the values of secret keys and the passwords in addresses.
 
     ``password=x``, ``password: x``, ``"password": "x"``, ``--password x``, ``Authorization: Bearer x``. ``rules`` are

@@ -1,7 +1,5 @@
 """What a processor can decide about a task. An outcome is a value: nothing is written until it is settled."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta

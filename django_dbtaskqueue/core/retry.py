@@ -5,8 +5,6 @@ A policy is any callable ``(attempt, error) -> timedelta | None``: ``attempt`` i
 delay evenly over 70 % to 130 % of it, after any maximum was applied; ``jitter=0`` keeps the schedule exact.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -3,8 +3,6 @@
 The WHERE of each statement, the diagram in the docs and the edge trigger of the tests are all derived from ``EDGES``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

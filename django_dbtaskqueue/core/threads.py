@@ -1,7 +1,5 @@
 """A thread that tells how it ended, and the end of the copies that a task makes of its process."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

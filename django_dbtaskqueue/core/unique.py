@@ -4,8 +4,6 @@ A rule derives a reference from the payload. The unique constraint of references
 mechanism, and two producers at the same moment cannot both insert.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

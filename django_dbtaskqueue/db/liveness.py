@@ -5,8 +5,6 @@ poller. So each connection of the poller has a deadline: a thread shuts down the
 answered in time. The statement then fails like one of a server that is away.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import select

@@ -10,8 +10,6 @@ while the notifier connects, on the connection that has just committed. A progra
 second connection.
 """
 
-from __future__ import annotations
-
 import atexit
 import selectors
 import socket

@@ -4,8 +4,6 @@ A session over the thread's Django connection takes part in the caller's transac
 connection: autocommit, prepared statements, and plans that do not flip with the statistics.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -13,7 +11,7 @@ from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from django.apps import apps
@@ -69,7 +67,7 @@ def kept_for(connection: BaseDatabaseWrapper, raw: Any) -> Kept:
     return kept
 
 
-def load_times_fast(context: AdaptContext) -> None:
+def load_times_fast(context: "AdaptContext") -> None:
     """Django's loader, in Python, costs a checkout more than the database does."""
     if django_settings.USE_TZ:
         import psycopg
@@ -156,14 +154,14 @@ class Session:
         return self.model._meta.label_lower
 
     @classmethod
-    def on(cls, using: str, model: type[AbstractTask] = Task) -> Session:
+    def on(cls, using: str, model: type[AbstractTask] = Task) -> Self:
         """Return a session over the calling thread's Django connection."""
         return cls(connections[using], model)
 
     @classmethod
     def open(
         cls, using: str, model: type[AbstractTask] = Task, *, answer_timeout: float = liveness.ANSWER_TIMEOUT_S
-    ) -> Session:
+    ) -> Self:
         """Return a session over a connection of its own, made at its first statement. Close it at the end."""
         connection = connections.create_connection(using)
         # Kept as long as the poller runs, and set up in its own way: not one to be shared.
@@ -171,7 +169,7 @@ class Session:
         connection.inc_thread_sharing()
         return cls(connection, model, answer_timeout=answer_timeout)
 
-    def narrowed(self) -> Session:
+    def narrowed(self) -> Self:
         """Return a session on the same connection whose checkouts leave out the payload types in ``without``."""
         twin = copy(self)
         twin.sql = self.sql.narrowed

@@ -4,8 +4,6 @@ While ``read`` calls a view, ``alias_for`` and ``aliases_of`` name the standby i
 An action never runs inside: it reads and locks where it writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from math import inf

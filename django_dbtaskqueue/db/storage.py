@@ -1,7 +1,5 @@
 """How tables lie on disk: storage parameters, partitions by month. PostgreSQL only; elsewhere nothing is done."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The management commands. Here: how they read an argument, or say what is wrong with it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentTypeError

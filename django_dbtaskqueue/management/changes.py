@@ -1,7 +1,5 @@
 """``taskqueue reprocess`` and the other verbs, ``pause``, ``set``, ``bulk``, ``schedules``, ``batches`` and so on."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """``taskqueue status``, ``list``, ``show``, ``tail`` and ``doctor``: they change nothing, and each query is bounded."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ A process appends its counts as rows of its own, so that none waits for a row. A
 retention merges them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime
 from typing import ClassVar

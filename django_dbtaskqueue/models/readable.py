@@ -3,8 +3,6 @@
 And what the tables have in common.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +110,7 @@ class NumberedRow(models.Model):
 
     shown_by: tuple[str, ...] = ("id",)  # the columns by which a row is shown
 
-    id: models.Field[int, int] = models.BigAutoField(primary_key=True)
+    id: "models.Field[int, int]" = models.BigAutoField(primary_key=True)
 
     class Meta:
         abstract = True

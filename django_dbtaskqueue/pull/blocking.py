@@ -5,8 +5,6 @@ It sleeps until a wake-up comes (from this process, or by NOTIFY from another on
 wake-up costs time, and no task. Between processes the database decides who gets a task.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import deque

@@ -12,8 +12,6 @@ Everything runs on the calling thread's database connection, so it takes part in
 one. Ownership is the lease: the code that has the lease or its token may ack, release and touch it, from any process.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import socket
@@ -65,7 +63,7 @@ Verb = Callable[[TaskQuerySet], int]
 _next_rescue: dict[tuple[str, str], float] = {}
 
 
-def queue(name: str, *, using: str | None = None, tags: Sequence[str] = ()) -> QueueHandle:
+def queue(name: str, *, using: str | None = None, tags: Sequence[str] = ()) -> "QueueHandle":
     """Return the handle of a queue, which need not exist yet. Cheap: nothing is read.
 
     ``using``: one database, of a queue with shards one shard. ``tags``: take tasks with these tags, too. Raises

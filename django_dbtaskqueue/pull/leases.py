@@ -1,7 +1,5 @@
 """The leases of the pull API: their checkout, their port, and the token that stands for one."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence

@@ -11,8 +11,6 @@ Names are resolved on first use, because pytest imports this package before Djan
 Under pytest the fixture ``taskqueue`` has these functions as methods; under unittest ``TaskQueueTestCase`` has them.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.core import lazy_names

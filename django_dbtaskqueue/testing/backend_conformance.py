@@ -9,8 +9,6 @@
 A test is skipped if the backend says that it does not support what the test is about.
 """
 
-from __future__ import annotations
-
 import sys
 import uuid
 from collections.abc import Callable, Iterator

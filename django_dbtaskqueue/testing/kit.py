@@ -1,7 +1,5 @@
 """``drain`` and ``perform``: a poller's own fetch and settle, on the calling thread and its connections. Assertions."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

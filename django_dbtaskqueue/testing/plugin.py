@@ -4,16 +4,13 @@
 ``taskqueue_registry``   processors that the test registers or takes away are as before after it
 """
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from django_dbtaskqueue.testing import TaskQueueKit
 
 
@@ -28,7 +25,7 @@ def taskqueue_registry() -> Iterator[None]:
 
 
 @pytest.fixture
-def taskqueue(taskqueue_registry: None) -> TaskQueueKit:
+def taskqueue(taskqueue_registry: None) -> "TaskQueueKit":
     """The test kit. Works with ``django_db``, in its transaction; ``run_poller`` needs ``transaction=True``."""
     from django_dbtaskqueue.testing import TaskQueueKit
 

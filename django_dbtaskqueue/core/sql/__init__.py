@@ -4,8 +4,6 @@
 statements of the flow for one location: one table and one dialect.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cached_property
 
@@ -28,7 +26,7 @@ class Statements(
     """The statements of all groups."""
 
     @cached_property
-    def one(self) -> Statements:
+    def one(self) -> "Statements":
         """The same statements for a single row, found by its primary key.
 
         For a join to an unknown number of rows the planner scans the table when it expects fewer PROCESSING rows.
@@ -36,7 +34,7 @@ class Statements(
         return Statements(self.tables, replace(self.dialect, single=True))
 
     @cached_property
-    def narrowed(self) -> Statements:
+    def narrowed(self) -> "Statements":
         """The same, with checkouts that leave out the payload types in the array ``without`` ('' stands for none)."""
         twin = Statements(self.tables, self.dialect)
         twin._wanted = " AND NOT " + self.dialect.one_of("coalesce(payload_type, '')", "without")

@@ -1,7 +1,5 @@
 """Statements that check tasks out, and those about leases."""
 
-from __future__ import annotations
-
 from django_dbtaskqueue.core.lease import LEASED
 from django_dbtaskqueue.core.sql.dialects import Group, part, renamed, template
 from django_dbtaskqueue.core.states import sql_sources

@@ -4,8 +4,6 @@ A statement names the task table alone, or the tables of dependencies alone: onl
 may rename.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 

@@ -3,8 +3,6 @@
 The statements use the column names of the default table. For a table with other names, each name is replaced.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +24,7 @@ SQLITE_FORMAT = "%%Y-%%m-%%d %%H:%%M:%%f"
 def fragment(names: str, postgresql: str, sqlite: str) -> Callable[..., str]:
     """Return a method that writes a fragment of SQL, as one kind of database has it or the other."""
 
-    def write(dialect: Dialect, *given: str) -> str:
+    def write(dialect: "Dialect", *given: str) -> str:
         text = postgresql if dialect.vendor == "postgresql" else sqlite
         return text.format(**dict(zip(names.split(", "), given, strict=True)))
 
@@ -203,7 +201,7 @@ def part(text: str, other: str | None = None) -> cached_property[str]:
     ``{each:ids}`` calls the method ``each``; several arguments stand between bars.
     """
 
-    def render(group: Group) -> str:
+    def render(group: "Group") -> str:
         chosen = text if other is None or group.dialect.vendor == "postgresql" else other
         return _Filler().format(chosen, group.tables, group.dialect, group, CONSTANTS)
 
@@ -214,7 +212,7 @@ def template(text: str, other: str | None = None) -> cached_property[str]:
     """Return a statement as text like that of a ``part``. Columns are renamed only beside the task table."""
     filled = part(text, other).func
 
-    def render(group: Group) -> str:
+    def render(group: "Group") -> str:
         sql = filled(group)
         return group.tables.rename(sql) if group.tables.task in sql else sql
 

@@ -1,7 +1,5 @@
 """Statements that insert tasks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Statements of groups: one task of each group is ready, and the others are parked behind it."""
 
-from __future__ import annotations
-
 from django_dbtaskqueue.core.sql.dialects import Group, part, template
 
 

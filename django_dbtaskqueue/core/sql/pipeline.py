@@ -8,8 +8,6 @@ has written to them since: ``remove_old`` deletes these by the batch's predicate
 exported rows, and the delete compares id, fencing token, status and time of the last update.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from zlib import crc32
 

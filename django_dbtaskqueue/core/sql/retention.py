@@ -1,7 +1,5 @@
 """Statements of retention. Each one takes a bounded number of rows and skips locked ones."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS

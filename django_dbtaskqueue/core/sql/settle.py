@@ -3,8 +3,6 @@
 Each answers with the ids of the rows it wrote, and whether something waits for the end that it wrote (``watched``).
 """
 
-from __future__ import annotations
-
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
 from django_dbtaskqueue.core.sql.dialects import FENCED, Group, part, template
 

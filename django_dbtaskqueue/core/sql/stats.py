@@ -5,8 +5,6 @@ A field in braces that is left in a statement is filled in by its caller. A limi
 because the planner chooses by it.
 """
 
-from __future__ import annotations
-
 from django_dbtaskqueue.core.sql.dialects import Group, part, template
 
 MAX_POSITIONS_PER_PRIORITY = 1000  # due tasks read for a task's position in the ready order

@@ -1,7 +1,5 @@
 """``manage.py generatetasks``: fill the table with generated tasks, to try pages and pollers at size."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta

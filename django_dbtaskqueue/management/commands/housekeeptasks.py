@@ -1,7 +1,5 @@
 """``manage.py housekeeptasks``: move finished tasks to the history, and delete what is older than its retention."""
 
-from __future__ import annotations
-
 from argparse import SUPPRESS
 from dataclasses import asdict, replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """``manage.py runtaskpipeline``: run a job of the data pipeline on this project's database."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

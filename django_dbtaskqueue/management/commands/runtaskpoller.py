@@ -1,7 +1,5 @@
 """``manage.py runtaskpoller``: check tasks out, process and settle them, until a signal requests the end."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -1,7 +1,5 @@
 """``manage.py taskqueue``: read queues and tasks, and act on them, from a terminal or a script."""
 
-from __future__ import annotations
-
 import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Mapping
