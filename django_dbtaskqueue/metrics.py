@@ -146,9 +146,6 @@ class Collector:
         self.failures.store(session)
 
 
-# -- histograms --------------------------------------------------------------------------------------------------------
-
-
 def class_of(seconds: float) -> int:
     """Return the class a duration falls into, from 0."""
     if seconds <= MIN_SECONDS:
@@ -160,8 +157,6 @@ def upper(number: int) -> float:
     """Return the longest duration of a class, in seconds."""
     return float(MIN_SECONDS * 10 ** (number / CLASSES_PER_DECADE))
 
-
-# -- exposition --------------------------------------------------------------------------------------------------------
 
 # The metrics that Prometheus gets are defined where they are filled: ``api.prometheus``, ``poller.process.probe_port``.
 # The library ``prometheus-client`` is an extra: it is imported when metrics are read for the first time.

@@ -172,9 +172,6 @@ def processors(queue: str) -> tuple[Processor, ...]:
     return tuple(dict.fromkeys(found.get(queue, {}).values()))
 
 
-# -- schedules ---------------------------------------------------------------------------------------------------------
-
-
 def periodic(
     cron: str,
     *,

@@ -174,11 +174,9 @@ class Route:
 
     @property
     def permission(self) -> str:
-        """The permission that it needs, in words."""
         return self.needs if isinstance(self.needs, str) else f"view_{self.needs._meta.model_name}"
 
     def answer(self, call: ApiCall, parts: Mapping[str, object]) -> object:
-        """Return the document that answers a call."""
         if not isinstance(self.needs, str):
             may_view(call.actor, self.needs)
         found = self.view(call, **parts)
@@ -208,9 +206,6 @@ def _read(sent: Mapping[str, object], fields: Sequence[Field], what: str) -> dic
         else:
             found[one.name] = one.default
     return found
-
-
-# -- the OpenAPI document ----------------------------------------------------------------------------------------------
 
 
 def document(routes: Sequence[Route], prefix: str = "") -> dict[str, Any]:
@@ -428,9 +423,6 @@ def may_view(actor: Actor, model: type[Model]) -> None:
     if actor.user is not None and not actor.user.has_perm(permission):
         text = _("%(who)s needs the permission %(permission)s.")
         raise PermissionDenied(text % {"who": actor.name, "permission": permission})
-
-
-# -- tokens ------------------------------------------------------------------------------------------------------------
 
 
 def actor_of(token: str) -> Actor | None:

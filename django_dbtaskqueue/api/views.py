@@ -327,9 +327,6 @@ def doctor(call: ApiCall) -> list[Finding]:
     return [one for one in examine() if all(map(call.actor.sees, one.queues))]
 
 
-# -- queues ------------------------------------------------------------------------------------------------------------
-
-
 def queues(call: ApiCall) -> QueueList:
     """Return the health, the known queues, and the pause of each."""
     paused = _pauses(call)
@@ -366,15 +363,9 @@ def change_queue_settings(call: ApiCall, queue: str) -> dict[str, object]:
         raise TaskQueueError(str(error)) from None
 
 
-# -- batches -----------------------------------------------------------------------------------------------------------
-
-
 def batches(call: ApiCall) -> list[related_tasks.BatchDocument]:
     """Return the newest batches, and how many tasks of each are in which status."""
     return related_tasks.batch_documents(related_tasks.listed_batches(call.actor))
-
-
-# -- schedules ---------------------------------------------------------------------------------------------------------
 
 
 def schedules(call: ApiCall) -> list[ScheduleDocument]:
@@ -416,9 +407,6 @@ def _fields(call: ApiCall) -> dict[str, object]:
     return {name: call.given[name] for name in SCHEDULE_FIELDS if call.given[name] is not None}
 
 
-# -- pollers -----------------------------------------------------------------------------------------------------------
-
-
 def pollers(call: ApiCall) -> list[Annotated[Document, POLLER]]:
     """Return the pollers as they last reported."""
     rows = _visible(call, models.Poller)
@@ -433,9 +421,6 @@ def command_poller(call: ApiCall, poller: str, command: str) -> int:
     verb = _verb(command, queue_control.POLLER_VERBS)
     given = {"reason": call.given["reason"], "using": alias_for("", None)}
     return _there(queue_control.command_pollers([poller], verb.name, call.actor, **given), f"running poller {poller}.")
-
-
-# -- failures and the audit --------------------------------------------------------------------------------------------
 
 
 def failures(call: ApiCall) -> list[FailureDocument]:

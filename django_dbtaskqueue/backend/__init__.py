@@ -198,9 +198,6 @@ def _policy(backoff: Any) -> AnyPolicy:
     return None if backoff is None else cast(AnyPolicy, conf.parse("retry", backoff, where="backoff"))
 
 
-# -- functions as processors, and the signals of their lives -----------------------------------------------------------
-
-
 class _Function:
     """Calls the function of a Django task with a lease."""
 

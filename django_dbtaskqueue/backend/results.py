@@ -126,7 +126,6 @@ def _workers(row: Mapping[str, Any], failed: list[_Attempt]) -> list[str]:
 
 
 def _task(path: str, queue: str, priority: int, payload: Mapping[str, Any]) -> compat.AnyTask:
-    """Return the decorated task of a row, as it was enqueued."""
     task = decorated.get(path)
     if task is None:
         raise SuspiciousOperation(

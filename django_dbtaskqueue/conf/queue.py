@@ -291,8 +291,6 @@ def _json(name: str, value: Any, *, where: str) -> Any:
     )
 
 
-# -- peers of the HTTP bridge ------------------------------------------------------------------------------------------
-
 MIN_SECRET_BYTES = 32
 MAX_SECRETS = 2  # the old key and the new one, while a key is changed
 SECRET_PREFIX = "whsec_"  # noqa: S105 -- how every secret of Standard Webhooks begins
@@ -320,7 +318,6 @@ class Peer:
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """Return host, port and path of its view."""
         found = PEER_URL.fullmatch(self.url)
         if found is None:
             raise ImproperlyConfigured("This peer has no url, so nothing can be sent to it.")
@@ -426,8 +423,6 @@ def _keys(given: object, known: Sequence[str], where: str) -> dict[str, Any]:
             raise ImproperlyConfigured(f"{where} has no setting {key!r}.{near_match(str(key), known)}")
     return {key: parse(key, value, where=f'{where}["{key}"]') for key, value in given.items()}
 
-
-# -- the file that is followed -----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

@@ -186,7 +186,6 @@ class Pauses(Generic[K]):
         self._rests: dict[K, tuple[float, float]] = {}  # until when, and how long this time
 
     def resting(self) -> list[K]:
-        """Return the keys of the rows to pass over."""
         now = clock.monotonic()
         return [key for key, (until, _pause) in self._rests.items() if until > now]
 
@@ -245,11 +244,7 @@ class Clock:
 clock = Clock()
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
-
-# Numbers, shares and times as text for people; an unknown value is a dash. Standard library only.
-
-UNKNOWN = "-"
+UNKNOWN = "-"  # as people read a value that is not known
 RESULT_ID = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")  # of a Django task
 
 

@@ -234,8 +234,6 @@ class Lease:
         """The tasks that this one waited for (``enqueue(after=…)``), each with its result; read at each access."""
         return self.port.parents(self)
 
-    # -- steps that last ---------------------------------------------------------------------------------------------
-
     def step(self, name: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call ``function`` once, and return its stored result in each later attempt. The result must be JSON.
 
@@ -285,8 +283,6 @@ class Lease:
         if self.journal is None:
             self.journal = self.port.journal(self)
         return self.journal
-
-    # -- the rest ----------------------------------------------------------------------------------------------------
 
     def result_of(self, settlement: outcomes.Settlement | None) -> outcomes.Settlement | outcomes.Lost | None:
         """Return what became of it once ``settlement`` was to be stored; None of a processor that settles by itself.

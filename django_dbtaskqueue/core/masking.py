@@ -219,7 +219,6 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _marked(kind: Any, seen: set[Any]) -> set[str]:
-    """Return the names of the marked fields of a type and of the types inside it."""
     found: set[str] = set()
     if get_origin(kind) is not None:
         for one in get_args(kind):

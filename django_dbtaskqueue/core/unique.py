@@ -103,7 +103,6 @@ class Unique(UniqueRule):
 
     @property
     def keeping(self) -> tuple[Status, ...]:  # type: ignore[override]
-        """The statuses in which a task keeps its reference."""
         return (CREATED, PROCESSING) if self.until == "finished" else (CREATED,)
 
     @property

@@ -76,7 +76,6 @@ class _IdleConnection:
         return True
 
     def receive(self) -> None:
-        """Wait for the answer, or raise what went wrong."""
         pgconn = self.raw.pgconn
         with selectors.DefaultSelector() as sockets:
             sockets.register(self.raw.fileno(), selectors.EVENT_READ)

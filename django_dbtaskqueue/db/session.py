@@ -35,8 +35,6 @@ from django_dbtaskqueue.models import AbstractTask, Task, TemporaryTask
 if TYPE_CHECKING:
     from psycopg.abc import AdaptContext
 
-# -- prepared statements -----------------------------------------------------------------------------------------------
-
 TIMESTAMPTZ_OID = 1184
 LIBPQ_IDLE = 0  # libpq's number of a connection that is in no transaction
 MIN_STATEMENTS_TO_PREPARE = 3  # on one connection: fewer do not pay for the round trips of preparing
@@ -108,8 +106,6 @@ def execute_prepared(cursor: Any, sql: str, params: Mapping[str, object], *, end
         if alone and not raw.closed:
             raw.autocommit = False
 
-
-# -- session -----------------------------------------------------------------------------------------------------------
 
 Row = tuple[Any, ...]
 Params = Mapping[str, Any]
@@ -300,11 +296,9 @@ class Session:
         return make_naive(make_aware(value) if value.tzinfo is None else value, UTC)
 
     def now(self) -> datetime:
-        """Return the time by the database's clock."""
         return self.time(self.run(f"SELECT {self.sql.dialect.now}", {})[0][0])
 
     def is_past(self, value: datetime) -> bool:
-        """Whether ``value`` is over by the database's clock."""
         dialect = self.sql.dialect
         sql = f"SELECT {dialect.time('%(value)s')} <= {dialect.now}"
         return bool(self.run(sql, {"value": self.time_text(value)})[0][0])

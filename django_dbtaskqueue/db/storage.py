@@ -111,7 +111,6 @@ class Partition(NamedTuple):
 
     @property
     def end(self) -> datetime:
-        """The next month's first moment."""
         return (self.first + timedelta(days=31)).replace(day=1)
 
 

@@ -68,8 +68,6 @@ def exit_codes(codes: Mapping[type[BaseException], int] = CODES_OF_SETTINGS) -> 
         raise CommandError(str(error) or "Stopped.", returncode=code) from error
 
 
-# -- output ------------------------------------------------------------------------------------------------------------
-
 NO_BREAK_SPACES = "\u00a0\u202f"  # in numbers and estimates
 STYLE_OF_WORD = {
     "ERROR": "ERROR", "POISON": "WARNING", "COMPLETED": "SUCCESS", "PROCESSING": "NOTICE", "paused": "WARNING",

@@ -50,9 +50,6 @@ def _named(options: Options, kind: str, word: str, find: Callable[[Any], M | Non
     return row
 
 
-# -- actions on tasks --------------------------------------------------------------------------------------------------
-
-
 def verb(output: Output, options: Options) -> int:
     """Apply a verb to ids or to a search: preview, question, action, report."""
     words, ids, using = " ".join(options["filter"]), sorted(set(options.get("id", ()))), options["database"]
@@ -123,9 +120,6 @@ def _skips(output: Output, skips: dict[str, int]) -> None:
         output.write(f"skipped {count:,}: {printable(reason)}")
 
 
-# -- queues ------------------------------------------------------------------------------------------------------------
-
-
 def queue_verb(output: Output, options: Options) -> int:
     """Apply a verb to queues."""
     queues, name = options["queue"], options["verb"]
@@ -138,9 +132,6 @@ def queue_verb(output: Output, options: Options) -> int:
     )
     end = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
     return output.answer({"changed": number}, f"{verb.done % {'number': number}}{end}.")
-
-
-# -- settings of a queue -----------------------------------------------------------------------------------------------
 
 
 def show_settings(output: Output, options: Options) -> int:
@@ -191,9 +182,6 @@ def _settings(
     facts = [asdict(replace(one, value=value)) for one, value in zip(shown, plain, strict=True)]
     rows = [(one["name"], str(one["value"]), one["source"]) for one in facts]
     return output.table({**more, "queue": queue, "settings": facts}, ("setting", "value", "source"), rows)
-
-
-# -- bulk operations ---------------------------------------------------------------------------------------------------
 
 
 def bulk(output: Output, options: Options) -> int:
@@ -282,8 +270,6 @@ def _mask_stored(rows: QuerySet[M], *columns: str, dry_run: bool) -> int:
     return changed
 
 
-# -- shards ------------------------------------------------------------------------------------------------------------
-
 MAX_IDS_PER_REASON = 10  # that the text names
 
 
@@ -309,8 +295,6 @@ def shards(output: Output, options: Options) -> int:
         lines.append(f"{len(names):,} stay: {reason}: {', '.join(names[:MAX_IDS_PER_REASON])}{more}")
     return output.answer({"moved": moved, "refused": report.refused}, "\n".join(lines))
 
-
-# -- tokens ------------------------------------------------------------------------------------------------------------
 
 MAX_LISTED_TOKENS = 500
 
@@ -360,8 +344,6 @@ def _row(row: Any) -> tuple[object, ...]:
     times = [ago(time, row.clock) for time in (row.expire_time, row.last_used_time)]
     return (row.pk, row.user, row.scope, ", ".join(row.queue_names) or "all", *times, row.note)
 
-
-# -- schedules ---------------------------------------------------------------------------------------------------------
 
 WRITE_WORDS = {"add": schedules.ADD_SCHEDULE, "edit": schedules.EDIT_SCHEDULE}
 VERB_WORDS = {name.removesuffix("_schedule"): verb for name, verb in schedules.SCHEDULE_VERBS.items()}
@@ -426,9 +408,6 @@ def _schedule_line(row: Schedule, document: schedules.ScheduleDocument) -> tuple
     times = [one and f"{one:%Y-%m-%d %H:%M:%S}" for one in local]
     source = f"{row.source}, edited: {', '.join(row.edited)}" if row.edited else row.source
     return (row.name, state, document["words"], row.queue, *times, source)
-
-
-# -- batches -----------------------------------------------------------------------------------------------------------
 
 
 def run_batches(output: Output, options: Options) -> int:

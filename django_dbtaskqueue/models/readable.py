@@ -49,7 +49,6 @@ class JsonField(AsInDjango, models.JSONField):
         self.shape, self.of = shape, of
 
     def from_db_value(self, value: str | None, expression: Expression, connection: BaseDatabaseWrapper) -> object:
-        """Return the value of a row."""
         if value is None or isinstance(expression, KeyTransform):
             return super().from_db_value(value, expression, connection)
         found = read(value, _("This value cannot be shown: %(reason)s"))
@@ -85,7 +84,6 @@ class TimeField(AsInDjango, models.DateTimeField):  # type: ignore[type-arg]
         return models.DateTimeField(null=self.null)
 
     def get_col(self, alias: str, output_field: models.Field | None = None) -> Col:  # type: ignore[type-arg]
-        """Return the column as a SELECT reads it."""
         return _TimeColumn(alias, self, output_field or self.plain)
 
 

@@ -302,8 +302,6 @@ class Step(NumberedRow):
         indexes: ClassVar = [index("step_waits", "name", "id", kind=WAIT)]
 
 
-# -- workflows ---------------------------------------------------------------------------------------------------------
-
 ON_PARENT_FAILURE = (
     ("hold", _("wait until the parent completes after all")),
     ("cancel", _("cancel the task")),

@@ -348,9 +348,6 @@ class _EndReader:
         return found[:-1] if found[0] in TERMINAL else None
 
 
-# -- wake-ups ----------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _registered(task: AbstractTask, on_end: Callable[[], None]) -> Iterator[None]:
     """Have ``on_end`` called when the task's end is told, for the time of a ``with`` block."""

@@ -162,8 +162,6 @@ class QueueHandle:
         """Return a task without changing it; None when there is none with this id."""
         return self._tasks(self._only_alias()).filter(pk=id).first()  # type: ignore[return-value]
 
-    # -- the whole queue, and its statistics ---------------------------------------------------------------------------
-
     def delete(self, id: int) -> bool:
         """Delete a task in any status and count the deletion; its holder gets ``LeaseLost``. False: there is none."""
         return self._one(id, TaskQuerySet.purge, tuple(Status))
@@ -214,8 +212,6 @@ class QueueHandle:
             by_call.update(usage.counter.counted(alias, self.name))
         total = sum(by_status.values()) - by_status[COMPLETED]
         return Statistics({**by_status, "total": total}, dict(by_call), waiting)
-
-    # -- the queue itself --------------------------------------------------------------------------------------------
 
     def create(self, *, if_not_exists: bool = False, **settings: Any) -> Self:
         """Make the queue: a row with these settings as its runtime overrides, known to all processes in a second.
@@ -269,8 +265,6 @@ class QueueHandle:
                 "release_all() first; their holders then get LeaseLost."
             )
 
-    # -- what the verbs are made of ----------------------------------------------------------------------------------
-
     def _aliases(self) -> tuple[str, ...]:
         """Return the databases of the queue; raise ``UnknownQueue`` when there is none."""
         aliases = aliases_of(self.name, self.using)
@@ -317,7 +311,6 @@ class QueueHandle:
         *,
         takes: bool = True,
     ) -> T | None:
-        """Poll until something is found or the time is over."""
         if group is not None:
             checked_text("group", group)
         until = None if timeout is None else clock.monotonic() + timeout.total_seconds()
@@ -330,7 +323,6 @@ class QueueHandle:
         return blocking.take(key, partial(poll, aliases, group), until, pause, alone=inside)
 
     def _find(self, aliases: tuple[str, ...], group: str | None) -> str | None:
-        """Return the first database with a task that can be taken."""
         return next((one for one in aliases if leases.is_ready(self.name, one, tags=self.tags, group=group)), None)
 
     def _poll(self, aliases: tuple[str, ...], group: str | None) -> Lease | None:

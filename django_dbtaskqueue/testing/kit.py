@@ -201,9 +201,6 @@ class _Exactly:
         return session.run(session.sql.checkout_optimistic, {**params, "queue_name": cursor.queue, "rows": self.rows})
 
 
-# -- the poller of a test --------------------------------------------------------------------------------------------
-
-
 class Ran(NamedTuple):
     """What became of a lease, and the outcome that is stored."""
 

@@ -160,8 +160,6 @@ class CheckoutStatements(Group):
         " AND {HERE} {skipping}"
     )
 
-    # -- leases: renewal, touch, rescue; parking ---------------------------------------------------------------------
-
     # Extend held leases. Skips locked rows, so a renewal never waits for a processor's own row lock.
     renew = template("UPDATE {task} SET next_process_time = {_lease_end} WHERE {among:id|{unlocked}} RETURNING id")
     leased_to = template(

@@ -215,7 +215,6 @@ class ArchiveStatements(Group):
 
     @cached_property
     def temporary(self) -> dict[str, str]:
-        """The statements that make the temporary tables, by name."""
         time, end = ("timestamptz", " ON COMMIT DROP") if self.dialect.vendor == "postgresql" else ("text", "")
         columns = {
             "archived_key": f"location text, id bigint, total_attempt bigint, status text, last_update_time {time}",

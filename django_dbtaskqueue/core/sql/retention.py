@@ -59,7 +59,6 @@ class RetentionStatements(Group):
 
     @cached_property
     def delete_history(self) -> tuple[str, str]:
-        """Count rows of the history, and delete them."""
         chosen = f"WHERE id IN ({self._ids})"
         return self._counting(f"{{table}} {chosen}"), f"DELETE FROM {{table}} {chosen} RETURNING id"
 
@@ -127,6 +126,5 @@ class EraseStatements(Group):
 
     @property
     def tables_of_people(self) -> tuple[str, ...]:
-        """The tables that lose rows."""
         own = self.tables
         return own.task, own.history, own.attempt, own.step, own.ledger, CHANGES_TABLE

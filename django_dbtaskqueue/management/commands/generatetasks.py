@@ -119,7 +119,6 @@ def _failure_message(number: int) -> str:
 
 
 def _counts(alias: str, names: list[str], kinds: list[Any], now: datetime) -> None:
-    """A day of metrics by the minute, and failures by the hour."""
     minute = now.replace(second=0, microsecond=0)
     counts = MinuteCount.objects.using(alias)
     counts.bulk_create(

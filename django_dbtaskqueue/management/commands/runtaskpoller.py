@@ -68,7 +68,6 @@ class Command(BaseCommand):
 
     @exit_codes()
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run to the end; exit with one of the codes in the help."""
         self._manager = ServiceManager()
         work = self._supervise if options["processes"] and options["child"] is None else self._poll
         if (options["recycle_after"] or options["recycle_memory"]) and not options["processes"]:

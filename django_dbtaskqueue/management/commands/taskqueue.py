@@ -67,7 +67,6 @@ class Command(BaseCommand):
 
     @exit_codes(CODES)
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run one subcommand; exit with one of the codes in the help."""
         output = Output(self.stdout, self.style, self.stderr, as_json=options["as_json"], yes=options.get("yes", False))
         code = options["run"](output, options)
         if code:
