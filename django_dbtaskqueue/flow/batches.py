@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Self
 
@@ -141,37 +142,35 @@ class Workflow:
 
     def __init__(self, name: str, *, on_complete: OnComplete | None = None, using: str | None = None) -> None:
         self.name, self._on_complete, self._using = name, on_complete, using
-        self._steps: dict[str, tuple[list[str], dict[str, Any]]] = {}
+        self._steps: dict[str, tuple[list[str], Callable[..., Task]]] = {}
 
     def add(self, name: str, queue: str, *args: Any, after: str | Iterable[str] = (), **options: Any) -> Self:
         """Add a task: ``name``, then ``enqueue``'s arguments; ``after`` holds names, also of tasks added later."""
         if name in self._steps:
             raise EnqueueError(f"The workflow {self.name!r} has two tasks with the name {name!r}.")
-        fields = dict(zip(("reference", "payload"), args, strict=False))
-        self._steps[name] = [after] if isinstance(after, str) else list(after), {"queue": queue, **fields, **options}
+        call = partial(enqueue, queue, *args, **{"using": self._using, **options})
+        self._steps[name] = [after] if isinstance(after, str) else list(after), call
         return self
 
     def enqueue(self) -> tuple[BatchHandle, dict[str, Task]]:
         """Enqueue all tasks in one transaction; return their batch, and the tasks by their names."""
         tasks: dict[str, Task] = {}
-        order = self._order()
         with batch(self.name, on_complete=self._on_complete, using=self._using) as handle:
-            for name in order:
-                parents, options = self._steps[name]
-                after = {parent: tasks[parent] for parent in parents} or None
-                tasks[name] = enqueue(**{"using": self._using, **options}, after=after)
+            for name in self._order():
+                parents, call = self._steps[name]
+                tasks[name] = call(after={parent: tasks[parent] for parent in parents} or None)
         return handle, tasks
 
     def _order(self) -> list[str]:
         """Return the names in an order in which each task comes after its parents."""
-        for name, (parents, _options) in self._steps.items():
+        for name, (parents, _call) in self._steps.items():
             for parent in parents:
                 if parent not in self._steps:
                     raise EnqueueError(
                         f"In the workflow {self.name!r} the task {name!r} waits for {parent!r}, which is none of its "
                         f"tasks.{near_match(parent, self._steps)}"
                     )
-        graph = {name: parents for name, (parents, _options) in self._steps.items()}
+        graph = {name: parents for name, (parents, _call) in self._steps.items()}
         try:
             return list(TopologicalSorter(graph).static_order())
         except CycleError as error:

@@ -87,6 +87,13 @@ def test_cancel_all(alias: str) -> None:
     assert taken(alias, "letters").parents.counts == {"POISON": 4}
 
 
+def test_a_workflow_takes_no_more_arguments_than_enqueue(alias: str) -> None:
+    workflow = Workflow("nightly", using=alias).add("load", "parcels").add("check", "parcels", "C1", {}, ["load"])
+    with pytest.raises(TypeError, match="positional"):
+        workflow.enqueue()
+    assert not Batch.objects.using(alias).exists()
+
+
 def test_a_retry_goes_on_from_where_it_failed(alias: str, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"max_attempts": 1}, "letters": {}}}
     workflow = Workflow("nightly", using=alias).add("load", "parcels").add("check", "parcels", after="load")
