@@ -79,7 +79,7 @@ def encode(value: object, declared: object = None) -> tuple[str | None, object]:
     cls = type(value)
     if cls in JSON_TYPES:
         return None, value if declared is None else _run(prepare(declared).encode, value)
-    if _is_record(cls) or _is_model(cls):
+    if is_record(cls) or is_model(cls):
         return type_name(cls), _run(prepare(cls).encode, value)  # type: ignore[arg-type]  # a class is hashable
     return None, _run(prepare(declared).encode, value)
 
@@ -153,7 +153,7 @@ def _same_value(one: typing.Any, other: typing.Any) -> bool:
     if isinstance(one, datetime | time) and one.tzinfo:
         # A time of day may lose its zone. Dates of two zones are never equal in an hour that a clock repeats or skips.
         return bool(other.tzinfo) and (one - other == timedelta(0) if isinstance(one, datetime) else one == other)
-    if _is_model(type(one)) and type(one) is type(other):
+    if is_model(type(one)) and type(one) is type(other):
         one, other = ({n: getattr(m, n) for n in type(m).model_fields} | (m.model_extra or {}) for m in (one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same_value(value, other[key]) for key, value in one.items())
@@ -215,14 +215,14 @@ def _make(hint: object, memo: dict[object, _Codec]) -> _Codec:
     if isinstance(hint, type) and issubclass(hint, Enum):
         by_value = {type(member.value) for member in hint} in ({str}, {int})
         return _choice(hint.__qualname__, [(member, member.value if by_value else member.name) for member in hint])
-    if _is_model(hint):
+    if is_model(hint):
         write = partial(hint.model_dump, mode="json", round_trip=True, warnings="error")
 
         def read(plain: object) -> object:
             return hint.model_validate_json(json.dumps(plain), by_name=True, by_alias=True)
 
         return _codec(short_name(hint), JSON_TYPES, {hint}, _back_again(write, read, None), read)
-    if isinstance(hint, type) and _is_record(hint):
+    if isinstance(hint, type) and is_record(hint):
         return _record(hint, memo)
     raise PayloadError(f"{hint!r} has no JSON form. Use a dataclass, container, number, date, str, Enum or Any")
 
@@ -299,7 +299,7 @@ def _union(members: list[_Codec]) -> _Codec:
     return replace(_codec(" | ".join(by_name), kinds, set(), write, read, lambda value: True), same=same)
 
 
-def _is_record(cls: type) -> bool:
+def is_record(cls: type) -> bool:
     named_tuple = hasattr(cls, "_field_defaults") and bool(cls.__annotations__)
     return named_tuple or is_dataclass(cls) or typing.is_typeddict(cls)
 
@@ -347,7 +347,7 @@ def _fields_of(cls: type) -> tuple[dict[str, object], Set[str]]:
     return {n: hint for n, hint in hints.items() if n in given or isinstance(hint, InitVar)}, optional
 
 
-def _is_model(cls: object) -> TypeGuard[typing.Any]:
+def is_model(cls: object) -> TypeGuard[typing.Any]:
     base = getattr(sys.modules.get("pydantic"), "BaseModel", ())  # a model exists only if pydantic is imported
     return isinstance(cls, type) and issubclass(cls, base)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import InitVar, dataclass, is_dataclass
+from dataclasses import InitVar, dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -315,10 +315,10 @@ def options_of(index: int, item: Any) -> TaskOptions:
                     f'of enqueue()\'s arguments: put a plain JSON payload under {{"payload": …}}.'
                 )
         return TaskOptions(**item)
-    if isinstance(item, tuple) and len(item) == 2:
-        return TaskOptions(*item)
     if is_payload(item):
         return TaskOptions(payload=item)
+    if isinstance(item, tuple) and len(item) == 2:
+        return TaskOptions(*item)
     raise EnqueueError(
         f"items[{index}] is {short_repr(item)}: an item is a mapping of enqueue()'s arguments, a (reference, payload) "
         "pair, or a dataclass or pydantic payload."
@@ -326,8 +326,9 @@ def options_of(index: int, item: Any) -> TaskOptions:
 
 
 def is_payload(item: Any) -> bool:
-    """Whether an item of ``enqueue_many`` is a payload of its own class."""
-    return (is_dataclass(item) or hasattr(item, "model_dump")) and not isinstance(item, Mapping | tuple)
+    """Whether an item of ``enqueue_many`` is a payload of its own class, also a ``NamedTuple`` with types."""
+    kind, is_pair = type(item), getattr(item, "_fields", None) == ("reference", "payload")
+    return not isinstance(item, Mapping) and not is_pair and (codecs.is_record(kind) or codecs.is_model(kind))
 
 
 def constants(queue: str, settings: QueueSettings) -> Row | None:

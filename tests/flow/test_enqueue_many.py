@@ -5,9 +5,10 @@ import math
 import operator
 import os
 import re
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -53,6 +54,25 @@ def test_what_many_writes_is_what_one_writes(alias: str) -> None:
     assert abs(many["ready_time"] - options["run_at"] - options["delay"]) < timedelta(milliseconds=2)
     plain = Task.objects.using(alias).get(reference="plain")
     assert plain.ready_time == plain.create_time
+
+
+class Mail(NamedTuple):
+    to: str
+    text: str
+
+
+class Pair(NamedTuple):
+    reference: str
+    payload: object
+
+
+def test_a_named_tuple_is_a_payload_and_a_pair_is_no_payload(alias: str) -> None:
+    row = namedtuple("Row", "key value")("c", 3)  # as values_list(named=True) makes it
+    enqueue_many("parcels", [Mail("ann", "hi")], using=alias)
+    enqueue_many("parcels", [Mail("bob", "hi"), ("a", 1), Pair("b", 2), row], using=alias)
+    stored = Task.objects.using(alias).order_by("pk").values_list("reference", "payload")
+    assert [*stored][1:] == [(None, {"to": "bob", "text": "hi"}), ("a", 1), ("b", 2), ("c", 3)]
+    assert stored[0] == (None, {"to": "ann", "text": "hi"})
 
 
 def test_twelve_thousand_from_a_generator_and_none(alias: str, django_assert_max_num_queries: Any) -> None:
