@@ -300,6 +300,7 @@ def _union(members: list[_Codec]) -> _Codec:
 
 
 def is_record(cls: type) -> bool:
+    """Whether it is a class with fields: a dataclass, a ``NamedTuple`` with types or a ``TypedDict``."""
     named_tuple = hasattr(cls, "_field_defaults") and bool(cls.__annotations__)
     return named_tuple or is_dataclass(cls) or typing.is_typeddict(cls)
 
@@ -348,8 +349,8 @@ def _fields_of(cls: type) -> tuple[dict[str, object], Set[str]]:
 
 
 def is_model(cls: object) -> TypeGuard[typing.Any]:
-    base = getattr(sys.modules.get("pydantic"), "BaseModel", ())  # a model exists only if pydantic is imported
-    return isinstance(cls, type) and issubclass(cls, base)
+    """Whether it is a class of pydantic, whose models exist only where it is imported."""
+    return isinstance(cls, type) and issubclass(cls, getattr(sys.modules.get("pydantic"), "BaseModel", ()))
 
 
 # -- the classes that processors take ----------------------------------------------------------------------------------

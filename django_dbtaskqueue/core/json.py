@@ -75,8 +75,7 @@ def dumps(value: object, *, limits: Limits = DEFAULT_LIMITS) -> str:
 def _careful(value: object, limits: Limits) -> str:
     try:
         text = _encode(value)
-        if "e+" in text:
-            # 1e+16 becomes 10000000000000000.0: jsonb would hand it back as an integer.
+        if "e+" in text:  # 1e+16 becomes 10000000000000000.0: jsonb would hand it back as an integer
             text = _big_floats.sub(lambda token: token[0] if token[1] is None else f"{float(token[1]):.1f}", text)
         size = len(text) if text.isascii() else len(text.encode())
         # This process may be set to write longer integers than others read.
