@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from json import encoder as json_encoder
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, TypeGuard
 
 from django_dbtaskqueue.core.exceptions import PayloadError
 from django_dbtaskqueue.core.masking import Unreadable
@@ -26,6 +26,7 @@ except ImportError:  # the "speed" extra is not installed
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 DEEPEST = 500  # SQLite stops at 1000 levels, Python at 1000 frames for the caller and the encoder together
+MAX_NAME_CHARS = 200  # of a reference, a group, a tag, a batch, a step, a signal, a parent; texts of errors say so
 INT_DIGITS = 4300  # what Python reads back by default; a jsonb number would hold 131,072
 
 
@@ -185,11 +186,21 @@ def _key_fault(key: object) -> str | None:
     return f"has the key {short_repr(key)}, which {reason}" if reason else None
 
 
-_ODD = re.compile("[\x00\ud800-\udfff]")
+ODD = re.compile("[\x00\ud800-\udfff]")
+
+
+def is_storable(text: str) -> bool:
+    """Whether the database can store a text: it has no NUL character and no lone surrogate."""
+    return ODD.search(text) is None
+
+
+def is_name(value: object) -> TypeGuard[str]:
+    """Whether it is text of 1 to 200 characters, which a database can store."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME_CHARS and is_storable(value)
 
 
 def _text_fault(text: str) -> str | None:
-    odd = _ODD.search(text)
+    odd = ODD.search(text)
     if odd is None:
         return None
     name = "the NUL character U+0000" if odd[0] == "\0" else f"the lone surrogate U+{ord(odd[0]):04X}"
@@ -298,7 +309,7 @@ def kept(of: str, value: object, limits: Limits = DEFAULT_LIMITS) -> str | None:
 
 def clean_text(text: str) -> str:
     """Return ``text`` with each NUL and each lone surrogate replaced by U+FFFD."""
-    return _ODD.sub("\ufffd", text)
+    return ODD.sub("\ufffd", text)
 
 
 def cut_bytes(text: str | None, limit: int = 4000) -> str | None:

@@ -13,6 +13,7 @@ from django.db import connections, router, transaction
 from django.db.models import Count
 
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
+from django_dbtaskqueue.core.json import is_name
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
 from django_dbtaskqueue.db.session import Session, checked_alias, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
@@ -20,7 +21,6 @@ from django_dbtaskqueue.flow.dependencies import Members, attach, by_table, memb
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import Batch, Hold, Task
 
-MAX_BATCH_NAME = 200  # characters
 OnComplete = str | Mapping[str, Any]  # a queue, or the arguments of ``enqueue``
 
 
@@ -110,8 +110,8 @@ def batch(name: str, *, on_complete: OnComplete | None = None, using: str | None
     its own, and the outer one waits for its tasks, too. A task that was there before (``on_duplicate="ignore"``) does
     not join. If the block raises, nothing is stored.
     """
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_BATCH_NAME or "\0" in name:
-        raise EnqueueError(f"batch({name!r:.80}) needs a name of 1 to {MAX_BATCH_NAME} characters.")
+    if not is_name(name):
+        raise EnqueueError(f"batch({name!r:.80}) needs a name of 1 to 200 characters.")
     alias = checked_alias(using) if using else router.db_for_write(Batch)
     handle, inside, outer = BatchHandle(Batch(name=name), alias), Members(name, alias), members.get()
     with transaction.atomic(using=alias):

@@ -29,7 +29,7 @@ from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.columns import InsertOptions
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
-from django_dbtaskqueue.core.json import short_repr
+from django_dbtaskqueue.core.json import is_name, short_repr
 from django_dbtaskqueue.core.sql.dependencies import EDGE_TYPES, HOLD_TYPES
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, TERMINAL
 from django_dbtaskqueue.db import notify
@@ -282,7 +282,6 @@ def _missing(session: Session, sql: str, edges: Mapping[str, object]) -> list[in
 # -- what a task waits for: as an enqueue writes it, as its processor reads it -----------------------------------------
 
 ROWS_PER_INSERT = 10_000  # dependencies written, or parents locked, by one statement
-MAX_NAME_LENGTH = 200  # characters of what a task calls a parent
 MAX_PARENTS_READ = 1000  # parents whose results one processor reads
 TEMPORARY = TemporaryTask._meta.label_lower
 POLICIES = tuple(policy for policy, _ in ON_PARENT_FAILURE)
@@ -529,7 +528,7 @@ def _checked_parents(how: InsertOptions, settings: QueueSettings, alias: str) ->
                 f"after= names the temporary task {key.id}. A crash of the server empties the table of temporary "
                 "tasks, and this task would wait for ever. Let both queues be temporary, or none."
             )
-        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or "\0" in name:
+        if name != "" and not is_name(name):
             raise EnqueueError(
                 f"after= has the name {short_repr(name)} for task {key.id}: use text of at most 200 characters."
             )

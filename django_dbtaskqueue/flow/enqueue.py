@@ -234,7 +234,7 @@ async def aenqueue(
 
 
 RUN_AT_YEARS = range(2, 9001)  # the time zones of a first or last day lead out of what Python can say
-MAX_KEY_LENGTH = 200  # characters of a reference, group or tag
+MAX_KEY_LENGTH = json_payload.MAX_NAME_CHARS
 TEXT_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")
 DURATION_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "float8")
 ON_DUPLICATE = ("error", "ignore", *REPLACE)
@@ -292,12 +292,8 @@ def joined(place: str, path: str) -> str:
 
 def checked_text(name: str, value: Any) -> str:
     """Return a reference, group or tag, or raise for what cannot be one."""
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY_LENGTH or "\0" in value:
-        raise refused(name, value, f"must be None or text of 1 to {MAX_KEY_LENGTH} characters without NUL.")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise refused(name, value, f"holds a lone surrogate at {error.start}; it is not text.") from None
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY_LENGTH or json_payload.ODD.search(value):
+        raise refused(name, value, "must be None or text of 1 to 200 characters, without NUL and lone surrogates.")
     return value
 
 

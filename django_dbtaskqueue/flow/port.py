@@ -26,7 +26,7 @@ from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.flow.selection import delete_steps
 from django_dbtaskqueue.flow.settle import resolve, settle
 from django_dbtaskqueue.models import AbstractTask, Task
-from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS, RECEIVED, SLEEP, STEP, TIMED_OUT, WAIT
+from django_dbtaskqueue.models.tasks import RECEIVED, SLEEP, STEP, TIMED_OUT, WAIT
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -220,11 +220,8 @@ class Journal:
 
     def _next(self, kind: str, name: str) -> Stored | None:
         """Go to the next position; return what is stored there. Raise ``StepChanged`` if that is another step."""
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
-            raise TypeError(
-                f"The name of a step or a signal is text of 1 to {MAX_NAME_CHARS} characters, not "
-                f"{json_payload.short_repr(name)}."
-            )
+        if not json_payload.is_name(name):
+            raise TypeError(f"The name of a step or a signal is text of 1 to 200 characters, not {name!r:.80}.")
         if getattr(self._lease.processor, "batch", None) is not None:
             raise TaskQueueError(
                 f"Queue {self._lease.queue!r} has a batch processor, and steps belong to one task: of several tasks of "
@@ -339,13 +336,13 @@ def signal(
     any JSON value. ``task`` may be an id; ``queue`` then names the queue, if that has a table or database of its own.
     Raises ``SignalRefused`` if the task has ended or is not there, and ``PayloadError`` for data that is not JSON.
     """
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
-        raise TypeError(f"The name of a signal is text of 1 to {MAX_NAME_CHARS} characters, not {name!r:.80}.")
+    if not json_payload.is_name(name):
+        raise TypeError(f"The name of a signal is text of 1 to 200 characters, not {name!r:.80}.")
     session, task_id = _place(task, queue, using)
     text = json_payload.kept(f"The data of signal {name!r}", data, conf.payload_limits())
     params = {
         "location": session.location, "task_id": task_id, "name": name, "data": text,
-        "actor": actor[:MAX_NAME_CHARS],
+        "actor": json_payload.clean_text(actor[: json_payload.MAX_NAME_CHARS]),
     }  # fmt: skip
     with session.atomic():
         rows = groups.lock_in_order(session, partial(session.run, session.sql.count_signal, params), groups.groups_of)

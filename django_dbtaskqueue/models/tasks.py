@@ -15,6 +15,7 @@ from django.db.models.functions import Coalesce, Now
 from django.db.models.lookups import Exact, IsNull
 from django.utils.translation import gettext_lazy as _
 
+from django_dbtaskqueue.core.json import MAX_NAME_CHARS
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models.querysets import TaskManager, Waiting
 from django_dbtaskqueue.models.readable import JsonField, NumberedRow, TimeField, check, index, readable, unique
@@ -264,7 +265,6 @@ class Attempt(NumberedRow):
         return f"{self.queue}/{self.task_id} attempt {self.attempt}: {self.error_type}"
 
 
-MAX_NAME_CHARS = 200  # of a step or a signal
 # Kinds of steps. A wait is open until its signal came or its time was over.
 STEP, SLEEP, WAIT, RECEIVED, TIMED_OUT = "step", "sleep", "wait", "signal", "timeout"
 SENT = "sent"  # a signal that no wait has received

@@ -20,6 +20,7 @@ from django.utils.translation import gettext as _
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import Rate, parse_length
 from django_dbtaskqueue.core.exceptions import TaskQueueError, near_match
+from django_dbtaskqueue.core.json import is_storable as is_storable
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import COMPLETED
 from django_dbtaskqueue.core.unique import is_freed, kind_of
@@ -218,11 +219,6 @@ def text(field: str, value: object, max_length: int = MAX_INPUT_LENGTH) -> str:
     if not is_storable(value):
         raise BadInput(field, "has a NUL character or half of a surrogate pair; leave it out.")
     return value
-
-
-def is_storable(value: str) -> bool:
-    """Whether the database can store a text: it has no NUL character and no lone surrogate."""
-    return "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def whole(field: str, value: object, low: int = 0, high: int = MAX_WHOLE_NUMBER) -> int:

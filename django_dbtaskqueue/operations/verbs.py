@@ -16,7 +16,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import OperationRefused, PayloadError
-from django_dbtaskqueue.core.json import dumps
+from django_dbtaskqueue.core.json import dumps, is_name
 from django_dbtaskqueue.core.masking import MASKED, masked
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.db.session import aliases_of, model_for
@@ -25,7 +25,6 @@ from django_dbtaskqueue.flow.port import signal_all
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask
-from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS
 from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, VIEW_PAYLOAD, Actor, Verb, by_name, check_queue
 
@@ -100,9 +99,10 @@ def json_of(text: str) -> Any:
 
 
 def _name(given: object) -> str:
-    if not isinstance(given, str) or not 0 < len(given.strip()) <= MAX_NAME_CHARS:
-        raise ValueError(f"{given!r} must be a name of 1 to {MAX_NAME_CHARS} characters")
-    return given.strip()
+    name = given.strip() if isinstance(given, str) else given
+    if not is_name(name):
+        raise ValueError(f"{given!r} must be a name of 1 to 200 characters")
+    return name
 
 
 EXAMPLES = _("Such as 30m, 2h or 14d.")

@@ -87,6 +87,14 @@ def test_cancel_all(alias: str) -> None:
     assert taken(alias, "letters").parents.counts == {"POISON": 4}
 
 
+@pytest.mark.parametrize("name", ["a\0", "a\ud800", "x" * 201])
+def test_a_name_that_no_database_stores_is_refused(alias: str, name: str) -> None:
+    with pytest.raises(EnqueueError, match="a name of 1 to 200 characters"), batch(name, using=alias):
+        pass
+    with pytest.raises(EnqueueError, match="at most 200 characters"):
+        enqueue("parcels", after={name: enqueue("parcels", using=alias)}, using=alias)
+
+
 def test_a_workflow_takes_no_more_arguments_than_enqueue(alias: str) -> None:
     workflow = Workflow("nightly", using=alias).add("load", "parcels").add("check", "parcels", "C1", {}, ["load"])
     with pytest.raises(TypeError, match="positional"):

@@ -169,6 +169,7 @@ FAULTS: list[tuple[str, dict[str, Any], int, str]] = [
     ("tasks/reprocess/search", {"q": "status:ERROR", "limit": "many"}, 400, "'limit' must be a whole number"),
     ("tasks/housekeep/search", {"q": "status:ERROR", "older_than": "old"}, 400, "is not a duration"),
     ("tasks/housekeep/search", {"q": "status:ERROR", "to": "moon"}, 400, "'to' must be"),
+    *(("tasks/signal/ids", {"ids": [1], "signal": name}, 400, "'signal'") for name in ("a\0", "a\ud800", " ")),
     ("queues/parcels/pause", {"until": "soon"}, 400, "'until' must be a time"),
     ("queues/parcels/purge", {"reason": "test data"}, 400, "confirm"),
     *((f"queues/parcles/{verb}", {}, 404, NEAREST) for verb in ("pause", "resume")),
@@ -186,7 +187,7 @@ UNREADABLE: list[tuple[dict[str, str], str]] = [
 
 
 def test_a_fault_says_the_way_out() -> None:
-    ada = client(*EVERYTHING, "pause_queue", "housekeep_task", "purge_queue", "change_queue_settings")
+    ada = client(*EVERYTHING, "pause_queue", "housekeep_task", "purge_queue", "change_queue_settings", "signal_task")
     asked = [(post(ada, where, **given), where, given, status, words) for where, given, status, words in FAULTS]
     asked += [(ada.get("/api/tasks", query), "tasks", query, 400, words) for query, words in UNREADABLE]
     for answer, where, given, status, words in asked:

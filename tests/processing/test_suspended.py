@@ -159,8 +159,9 @@ def test_a_signal_to_a_task_that_has_ended_or_is_not_there_is_refused(site: Site
         signal(4711, "approved", using=site.alias)
     with pytest.raises(PayloadError):
         signal(site.enqueue(), "approved", object())
-    with pytest.raises(TypeError, match="1 to 200 characters"):
-        signal(task, "")
+    for name in ("", "x" * 201, "a\0", "a\ud800"):  # the last two no database stores
+        with pytest.raises(TypeError, match="1 to 200 characters"):
+            signal(task, name)
     assert not Step.objects.using(site.alias).exists()
 
 
