@@ -117,7 +117,7 @@ assert "region_name text" in StagingStatements(Tables("t"), POSTGRESQL, "s").cre
 if importlib.util.find_spec("pyspark"):
     from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
     from django_dbtaskqueue.pipeline.source import HISTORY, TASKS
-    from django_dbtaskqueue.pipeline.source.rows import ACCEPTED, COLUMNS
+    from django_dbtaskqueue.pipeline.source.staging import ACCEPTED, COLUMNS
 
     assert all("region_name" in schema.names for schema in (TASKS, HISTORY, LAKE_TASKS))
     assert COLUMNS["region"] == "region_name"

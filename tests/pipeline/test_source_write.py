@@ -17,8 +17,16 @@ from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError
 from django_dbtaskqueue.models import Task, UsedReference
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.source import TaskSource, write_tasks
-from django_dbtaskqueue.pipeline.source.rows import Rules, check_schema
-from django_dbtaskqueue.pipeline.source.staging import Plan, TaskWriter, fill, finish, open_staging, sweep_staging
+from django_dbtaskqueue.pipeline.source.staging import (
+    Plan,
+    Rules,
+    TaskWriter,
+    check_schema,
+    fill,
+    finish,
+    open_staging,
+    sweep_staging,
+)
 from tests.pipeline.executors import ThisProcess
 from tests.support import PATIENCE, actors, blocked, until
 
@@ -268,8 +276,7 @@ def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg
     program = (
         "import os, signal, pyarrow as pa\n"
         "from django_dbtaskqueue.pipeline.database import Database\n"
-        "from django_dbtaskqueue.pipeline.source.rows import Rules\n"
-        "from django_dbtaskqueue.pipeline.source.staging import Plan, fill, open_staging\n"
+        "from django_dbtaskqueue.pipeline.source.staging import Plan, Rules, fill, open_staging\n"
         "database = Database.from_url(os.environ['DATABASE_URL'])\n"
         "plan = Plan(database, open_staging(database), Rules(queue='other'))\n"
         "fill(plan, [pa.RecordBatch.from_pydict({'reference': pa.array(['a'])})], 1)\n"

@@ -1,26 +1,41 @@
-"""The job ``enqueue``: rows of files or tables become tasks, each chunk of them in one transaction."""
+"""The job ``enqueue``: rows of files or tables become tasks, each chunk of them in one transaction.
+
+Python and Arrow read a file in a Spark task, and make a JSON object of each row, with its place. Spark's own readers
+change values: a backslash escapes quotes, all lines of JSON get one type, bytes that are no text become U+FFFD. They
+end at the first bad row, and know no line numbers. Here a row that cannot be read has a ``fault``.
+"""
 
 from __future__ import annotations
 
+import csv
+import glob
+import io
 import json
 import math
+import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+from pyarrow import dataset, fs
 from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import Column, DataFrame, functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, DayTimeIntervalType, FractionalType, StringType, StructField, StructType
 
+from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.durations import clock, parse_length
-from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
+from django_dbtaskqueue.core.exceptions import JobOptionError, PayloadError, PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, write_whole
-from django_dbtaskqueue.pipeline.source import rows, write_tasks
-from django_dbtaskqueue.pipeline.source.rows import FORMATS, PREVIEW_CHARS, ROW, Files
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, parsed, write_whole
+from django_dbtaskqueue.pipeline.source import staging, write_tasks
+from django_dbtaskqueue.pipeline.source.staging import PREVIEW_CHARS, ROW, as_json, in_json
 
 __all__ = ["Enqueue"]
 
@@ -33,16 +48,29 @@ ROW_KEYS = "_keys"
 WRITE_OPTIONS = ("queue", "on_duplicate", "require_reference", "max_attempts", "priority", "ttl")  # of ``write_tasks``
 DEFAULT_CHUNK_ROWS = 50_000  # of a load with a rate or a name
 MAX_BURST_S = 10  # of the rate, in one chunk
-# Chunks; rows of one, their sum, rows of the input; which chunk.
-LEDGER_ENTRY = re.compile(r"(\d+)(?: (\d+) (-?\d+) of (\d+))? (\d+)")
+LEDGER_ENTRY = re.compile(r"(?P<chunks>\d+)(?: (?P<content>\d+ -?\d+) of (?P<rows>\d+))? (?P<chunk>\d+)")
 MAX_LOAD_NAME_CHARS = 80  # the ledger's name holds content, too
+TEXT_OPTIONS = {"encoding": "utf-8"}
+FORMATS: dict[str, dict[str, str]] = {  # with the options of each, and their defaults
+    "csv": {"sep": ",", "quote": '"', "escape": "", "header": "true", **TEXT_OPTIONS},
+    "json": TEXT_OPTIONS,
+    "parquet": {},
+    "orc": {},
+    "text": TEXT_OPTIONS,
+}
+FORMAT_ENDINGS = {**{name: name for name in FORMATS}, "jsonl": "json", "ndjson": "json", "tsv": "csv", "txt": "text"}
+FAULT = pa.struct([(name, pa.string()) for name in ("column", "value", "reason")])
+ROW_TYPE = pa.struct([("file", pa.string()), ("line", pa.int64()), ("text", pa.string()), ("fault", FAULT)])
+BATCH_ROWS = 10_000
+READ_ERRORS = (OSError, TypeError, LookupError, StopIteration, UnicodeError, csv.Error, pa.ArrowException)
+NOT_DECODED = "is not in {}. Give its encoding, as in --option encoding=latin-1"
+Line = tuple[int, str, str, str]  # its number, the JSON of its row, what it says, and why it cannot be read
 
 
 def load_name(text: str) -> str:
     """Return the name of a load. Raises ValueError for a long one."""
-    if len(text) > MAX_LOAD_NAME_CHARS:
-        raise ValueError(f"{text!r} is longer than {MAX_LOAD_NAME_CHARS} characters")
-    return text
+    expected = f"a name of at most {MAX_LOAD_NAME_CHARS} characters"
+    return parsed(str, text, expected, lambda name: len(name) <= MAX_LOAD_NAME_CHARS)
 
 
 class Enqueue(Job):
@@ -120,17 +148,12 @@ def read(context: Context) -> DataFrame:
         return only(spark.table(options["table"]), options["where"])
     files = Files.of(options["input"], options["format"], dict(options["option"]))
     frame = files.frame(spark)
-    if options["where"] or {value for _, value in options["map"]} != {"*"}:
-        frame = with_keys(frame, files.columns)
+    if options["where"] or {value for _, value in options["map"]} != {"*"}:  # a column for each key
+        schema = StructType([StructField(name, StringType()) for name in files.columns])
+        if not files.columns:
+            schema = spark.read.json(frame.select(f"{ROW}.text").na.drop()).schema
+        frame = frame.select(F.from_json(f"{ROW}.text", schema).alias(ROW_KEYS), ROW).select(f"{ROW_KEYS}.*", ROW)
     return only(frame, options["where"])
-
-
-def with_keys(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Return the rows with a column for each key, of the types that Spark finds; ``columns`` are text."""
-    schema = StructType([StructField(name, StringType()) for name in columns])
-    if not columns:
-        schema = frame.sparkSession.read.json(frame.select(f"{ROW}.text").na.drop()).schema
-    return frame.select(F.from_json(f"{ROW}.text", schema).alias(ROW_KEYS), ROW).select(f"{ROW_KEYS}.*", ROW)
 
 
 def only(frame: DataFrame, where: str | None) -> DataFrame:
@@ -153,10 +176,10 @@ def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
         wanted = "what is a task? Give its reference, its payload or both, as in --map payload=*"
         raise JobOptionError("--map", f"{wanted}. The columns are {', '.join(columns)}")
     chosen, faults = [], [F.col(f"{ROW}.fault")] if ROW in frame.columns else []
-    for name, value in (mapping or {name: name for name in columns if name in rows.COLUMNS}).items():
-        if name not in rows.COLUMNS:
-            near = near_match(name, rows.COLUMNS)
-            raise JobOptionError("--map", f"a task has no {name!r}.{near} It has {', '.join(rows.COLUMNS)}")
+    for name, value in (mapping or {name: name for name in columns if name in staging.COLUMNS}).items():
+        if name not in staging.COLUMNS:
+            near = near_match(name, staging.COLUMNS)
+            raise JobOptionError("--map", f"a task has no {name!r}.{near} It has {', '.join(staging.COLUMNS)}")
         try:
             column = _value(frame, name, value)
             kind = frame.select(column).schema[0].dataType
@@ -178,13 +201,13 @@ def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
 
 def _value(frame: DataFrame, name: str, value: str) -> Column:
     columns, words = [one for one in frame.columns if one != ROW], [word.strip() for word in value.split(",")]
-    if name in rows.JSONS and (value == "*" or (len(words) > 1 and set(words) <= set(columns))):
+    if name in staging.JSONS and (value == "*" or (len(words) > 1 and set(words) <= set(columns))):
         if ROW in frame.columns:  # JSON as it is
             return F.col(f"{ROW}.text") if value == "*" else picked(words)
         return F.struct(*(_column(word) for word in (columns if value == "*" else words)))
     if value not in columns:
         return F.expr(value)
-    as_text = name in (*rows.JSONS, *rows.STAGED_TEXTS) and frame.schema[value].dataType != StringType()
+    as_text = name in (*staging.JSONS, *staging.STAGED_TEXTS) and frame.schema[value].dataType != StringType()
     return picked([value], alone=True) if ROW in frame.columns and as_text else _column(value)
 
 
@@ -205,17 +228,17 @@ def picked(keys: Sequence[str], *, alone: bool = False) -> Column:
 
 def _typed(name: str, column: Column, kind: DataType) -> tuple[Column, Column, str]:
     """Return the column as ``write_tasks`` takes it, whether its value was lost, and the reason; "" if none can be."""
-    if name in rows.WHOLE:
+    if name in staging.WHOLE:
         whole = column.try_cast("long")
         cut = whole != column if isinstance(kind, FractionalType) else F.lit(False)
         return whole, whole.isNull() | cut, "is not a whole number"
-    if name in rows.STAGED_DURATIONS and not isinstance(kind, DayTimeIntervalType):
+    if name in staging.STAGED_DURATIONS and not isinstance(kind, DayTimeIntervalType):
         seconds = column.try_cast("decimal(18,6)")
         return F.make_dt_interval(secs=seconds), seconds.isNull(), "is not a number of seconds"
     if name == "run_at":
         time = column.try_cast("timestamp")
         return time, time.isNull(), "is not a time, such as 2030-01-31T08:00:00+01:00"
-    return column.cast("string") if name in rows.STAGED_TEXTS else column, F.lit(False), ""
+    return column.cast("string") if name in staging.STAGED_TEXTS else column, F.lit(False), ""
 
 
 def _short(error: Exception) -> str:
@@ -228,7 +251,7 @@ def written(context: Context, tasks: DataFrame) -> Result:
     load = Load.of(context, tasks) if options["resume"] else None
     chunks, size = (load.chunks, load.size) if load else _chunks(context, tasks)
     totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": 0}
-    rejects: list[rows.Reject] = []
+    rejects: list[staging.Reject] = []
     given = {**{name: options[name] for name in WRITE_OPTIONS}, **guarded(context)}
     for number, chunk in enumerate(_split(tasks, chunks)):
         context.progress("enqueueing", number, chunks)
@@ -249,7 +272,7 @@ def written(context: Context, tasks: DataFrame) -> Result:
     return {**totals, **rejected(context, rejects)}
 
 
-def rejected(context: Context, rejects: Sequence[rows.Reject]) -> Result:
+def rejected(context: Context, rejects: Sequence[staging.Reject]) -> Result:
     """Write the rejects of a job into their file; return their number and the file."""
     found, file = {"rejected": len(rejects)}, context.options["rejects"]
     if not file or context.dry_run:
@@ -264,8 +287,9 @@ class Load(NamedTuple):
     prefix: str
     chunks: int
     size: int
-    contents: Mapping[int, tuple[int, int]]  # of each chunk that has rows: their number, and a sum over them
-    done: Collection[int]
+    contents: Mapping[int, str]  # of each chunk that has rows: their number, and a sum over them
+    rows: int
+    done: Mapping[int, re.Match[str]]  # the ledger's entry of each finished chunk
 
     @classmethod
     def of(cls, context: Context, tasks: DataFrame) -> Load:
@@ -274,49 +298,44 @@ class Load(NamedTuple):
         with database.open() as link:
             entries = link.run(StagingStatements(database.tables, database.dialect).entries, {"prefix": prefix})
         found = [match for (entry,) in entries if (match := LEDGER_ENTRY.fullmatch(entry[len(prefix) :]))]
-        chunks, size = (int(found[-1][1]), _chunk_rows(context)) if found else _chunks(context, tasks)
+        chunks, size = _chunks(context, tasks, int(found[-1]["chunks"]) if found else None)
         context.progress("comparing rows", 0, 0)
         row = _row_hash(tasks)
         content = F.sum(F.xxhash64(row, F.lit(context.options["queue"])).cast("decimal(38,0)"))
         sums = tasks.groupBy(F.pmod(row, F.lit(chunks))).agg(F.count("*"), content).collect()
-        contents = {number: (rows, int(total)) for number, rows, total in sums}
-        stored = {int(match[5]): match for match in found if int(match[1]) == chunks}
-        load = cls(prefix, chunks, size, contents, stored)
-        load._compare(context.options["resume"], {batch: match for batch, match in stored.items() if match[2]})
+        contents = {number: f"{rows} {int(total)}" for number, rows, total in sums}
+        done = {int(match["chunk"]): match for match in found if int(match["chunks"]) == chunks}
+        load = cls(prefix, chunks, size, contents, sum(rows for _number, rows, _total in sums), done)
+        load._compare(context.options["resume"])
         return load
 
     def content(self, number: int) -> str:
-        rows, content = self.contents.get(number, (0, 0))
-        return f"{rows} {content} of {sum(one for one, _ in self.contents.values())}"
+        return f"{self.contents.get(number, '0 0')} of {self.rows}"
 
-    def _compare(self, name: str, stored: Mapping[int, re.Match[str]]) -> None:
-        same = ((int(match[2]), int(match[3])) == self.contents.get(number, (0, 0)) for number, match in stored.items())
-        if not (changed := [*same].count(False)):
+    def _compare(self, name: str) -> None:
+        stored = {number: match for number, match in self.done.items() if match["content"]}
+        changed = [number for number, match in stored.items() if match["content"] != self.contents.get(number, "0 0")]
+        if not changed:
             return
-        before = max(int(match[4]) for match in stored.values())
-        now = sum(rows for rows, _ in self.contents.values())
+        before, now = max(int(match["rows"]) for match in stored.values()), self.rows
         size = f"has {now:,} rows as before" if now == before else f"had {before:,} rows and has {now:,} now"
         raise PipelineError(
-            f"The input of --resume {name} is not the one that was enqueued: it {size}, and {changed:,} of "
+            f"The input of --resume {name} is not the one that was enqueued: it {size}, and {len(changed):,} of "
             f"{len(self.done):,} finished chunks have other rows (or --map or --queue is another). Nothing was "
             "enqueued, because some of these rows are tasks already. Load only the new rows, in a file of their own or "
             "with --where, under another name."
         )
 
 
-def _chunk_rows(context: Context) -> int:
-    """Return the rows of one chunk; 0 if all rows are one."""
+def _chunks(context: Context, tasks: DataFrame, number: int | None = None) -> tuple[int, int]:
+    """Return the number of chunks, if none is given, and the rows of one; 0 if all rows are one."""
     options = context.options
     size: int = options["chunk"] or (DEFAULT_CHUNK_ROWS if options["rate"] or options["resume"] else 0)
-    return min(size, options["rate"] * MAX_BURST_S) if options["rate"] else size
-
-
-def _chunks(context: Context, tasks: DataFrame) -> tuple[int, int]:
-    size = _chunk_rows(context)
-    if not size:
-        return 1, 0
-    context.progress("counting rows", 0, 0)
-    return max(1, math.ceil(tasks.count() / size)), size
+    size = min(size, options["rate"] * MAX_BURST_S) if options["rate"] else size
+    if size and number is None:
+        context.progress("counting rows", 0, 0)
+        number = math.ceil(tasks.count() / size)
+    return max(1, number or 0), size
 
 
 def _split(tasks: DataFrame, chunks: int) -> Iterable[DataFrame]:
@@ -327,3 +346,169 @@ def _split(tasks: DataFrame, chunks: int) -> Iterable[DataFrame]:
 
 def _row_hash(tasks: DataFrame) -> Column:
     return F.xxhash64(*(F.to_json(F.struct(name)) for name in tasks.columns if name != ROW))
+
+
+# -- the rows of files -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of one format. ``columns`` are those of CSV and text, which are text; other rows have keys of their own."""
+
+    names: tuple[str, ...]
+    kind: str
+    options: Mapping[str, str]
+    columns: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, paths: Sequence[str], kind: str | None, options: Mapping[str, str]) -> Files:
+        """Return what these paths, folders and patterns name. Raises JobOptionError for what cannot be read."""
+        names = tuple(name for path in paths for name in found(path))
+        kind = kind or guessed(names)
+        for name in sorted(options.keys() - FORMATS[kind].keys()):
+            known, near = ", ".join(FORMATS[kind]) or "none", near_match(name, FORMATS[kind])
+            raise JobOptionError("--option", f"{kind} has no option {name!r}.{near} It has: {known}")
+        tabs = {"sep": "\t"} if kind == "csv" and ".tsv" in names[0].lower() else {}
+        options = {**FORMATS[kind], **tabs, **options}
+        try:
+            return cls(names, kind, options, cls(names, kind, options)._columns())
+        except READ_ERRORS as error:
+            raise JobOptionError("--input", f"{names[0]} is no {kind} that can be read: {error}") from None
+
+    def _columns(self) -> tuple[str, ...]:
+        if self.kind != "csv":
+            return ("value",) if self.kind == "text" else ()
+        with self._text(self.names[0]) as lines:
+            names = self._named(next(self._csv(lines)))
+        if json_payload.clean_text(text := "".join(names)) != text:
+            raise JobOptionError("--input", f"{self.names[0]} {NOT_DECODED.format(self.options['encoding'])}")
+        if len({*names} - {ROW}) < len(names):
+            reason = f"a column {ROW}, a name of the loader's own" if ROW in names else "two columns of one name"
+            raise JobOptionError("--input", f"{self.names[0]} has {reason}: {', '.join(names)}")
+        return names
+
+    def _named(self, first: Sequence[str]) -> tuple[str, ...]:
+        """Return the names of columns by the first line; a column without one has its number, from 0."""
+        return tuple(name * self._has_header or f"_c{number}" for number, name in enumerate(first))
+
+    @property
+    def _has_header(self) -> bool:
+        return self.options["header"].lower() == "true"
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Return the rows, in the column ``_row``; each file is a partition."""
+        numbers = spark.range(0, len(self.names), 1, len(self.names))
+        return numbers.mapInArrow(self, from_arrow_schema(pa.schema([(ROW, ROW_TYPE)])))
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for name in (self.names[number] for batch in numbers for number in batch.column(0).to_pylist()):
+            rows = self.rows(name)
+            while some := list(islice(rows, BATCH_ROWS)):
+                yield pa.RecordBatch.from_arrays([pa.array(some, ROW_TYPE)], [ROW])
+
+    def rows(self, name: str) -> Iterator[dict[str, object]]:
+        parse: Callable[[str], Iterator[Line]] = getattr(self, f"_{self.kind}_lines", self._arrow_lines)
+        for line, text, said, reason in parse(name):
+            clean = said if said.isascii() else json_payload.clean_text(said)
+            if clean != said:
+                reason = NOT_DECODED.format(self.options["encoding"])
+            fault = {"value": clean[:PREVIEW_CHARS], "reason": reason} if reason else None
+            yield {"file": name, "line": line, "text": None if reason else text, "fault": fault}
+
+    # -- the formats ---------------------------------------------------------------------------------------------------
+
+    def _text(self, name: str) -> io.TextIOWrapper:
+        encoding = self.options["encoding"].lower()
+        encoding = "utf-8-sig" if encoding in ("utf-8", "utf8") else encoding
+        system, place = _file_system(name)
+        content = system.open_input_stream(place)  # unpacked, as its name says
+        return io.TextIOWrapper(content, encoding, errors="surrogateescape", newline="" if self.kind == "csv" else "\n")
+
+    def _csv(self, lines: Iterable[str]) -> Iterator[list[str]]:
+        csv.field_size_limit(2**31 - 1)
+        sep, quote, escape = (self.options[name] for name in ("sep", "quote", "escape"))
+        return csv.reader(lines, delimiter=sep, quotechar=quote, escapechar=escape or None, strict=True)
+
+    def _csv_lines(self, name: str) -> Iterator[Line]:
+        seen: list[str] = []  # lines of the row that is being read
+        with self._text(name) as lines:
+            reader = self._csv(seen.append(line) or line for line in lines)  # type: ignore[func-returns-value]
+            if self._has_header and (names := self._named(next(reader, ()))) != self.columns:
+                raise PipelineError(f"{name} has the columns {names}, and {self.names[0]} has {self.columns}.")
+            line = 1
+            while True:
+                line, text, reason = line + len(seen), "", ""
+                seen.clear()
+                try:
+                    values = next(reader, None)
+                except csv.Error as error:
+                    values, reason = [], f"is not CSV: {error}"
+                if values is None:
+                    return
+                if values and len(values) != len(self.columns):
+                    reason = f"has {len(values)} columns, and the header {len(self.columns)}"
+                elif values:
+                    text = as_json(dict(zip(self.columns, (value or None for value in values), strict=True)))
+                if text or reason:  # an empty line is no row
+                    yield line, text, "".join(seen), reason
+
+    def _json_lines(self, name: str) -> Iterator[Line]:
+        with self._text(name) as lines:
+            for number, line in enumerate(lines, 1):
+                if text := line.strip():
+                    try:
+                        is_object = isinstance(json_payload.loads(text), dict)
+                        reason = "" if is_object else "is not a JSON object. Write one in each line"
+                    except PayloadError as error:
+                        reason = error.reason
+                    yield number, text, text, reason
+
+    def _text_lines(self, name: str) -> Iterator[Line]:
+        with self._text(name) as lines:
+            for number, line in enumerate(lines, 1):
+                yield number, as_json({"value": line.rstrip("\r\n")}), line, ""
+
+    def _arrow_lines(self, name: str) -> Iterator[Line]:
+        system, place = _file_system(name)
+        batches = dataset.dataset(place, format=self.kind, filesystem=system).to_batches(batch_size=BATCH_ROWS)
+        for number, row in enumerate((row for batch in batches for row in batch.to_struct_array()), 1):
+            text, reason = in_json(row)
+            yield number, text or "", "", reason
+
+
+# -- which files -------------------------------------------------------------------------------------------------------
+
+
+def _file_system(path: str) -> tuple[fs.FileSystem, str]:
+    if "://" not in path:
+        return fs.LocalFileSystem(), os.path.abspath(path)
+    system, place = fs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
+    return system, place
+
+
+def found(path: str) -> list[str]:
+    """Return the files of a path, a folder or, if there is neither, a pattern. Raises JobOptionError without any."""
+    scheme = path.partition("://")[0] if "://" in path and not path.startswith("file:") else ""
+    try:
+        system, place = _file_system(path)
+        info = system.get_file_info(place)
+        if info.is_file:
+            return [path]
+        names = [one for one in glob.glob(path, recursive=True) if os.path.isfile(one)]
+        if info.type == fs.FileType.Directory:
+            inside = system.get_file_info(fs.FileSelector(place, recursive=True))
+            names = [one.path for one in inside if one.is_file and not one.base_name.startswith(("_", "."))]
+    except (OSError, ValueError) as error:
+        raise JobOptionError("--input", f"{path} cannot be read: {error}") from None
+    if not names:
+        raise JobOptionError("--input", f"there is no file {path}. Check the path")
+    return sorted(f"{scheme}://{name}" if scheme else name for name in names)
+
+
+def guessed(names: Sequence[str]) -> str:
+    """Return the format by the files' names. Raises JobOptionError if no name has a known ending."""
+    endings = (ending for name in names for ending in os.path.basename(name).lower().split(".")[1:])
+    if known := next((FORMAT_ENDINGS[one] for one in endings if one in FORMAT_ENDINGS), None):
+        return known
+    reason = f"no name says the format of {', '.join(names)}: give one of {', '.join(FORMATS)}"
+    raise JobOptionError("--format", reason)

@@ -1,8 +1,8 @@
 """Bulk enqueue by a staging table: check and stage the rows in Spark's tasks, then move them into TASKS at once.
 
-``open_staging`` and ``finish`` run on the driver, ``fill`` in a Spark task. Each attempt of a Spark task marks its rows
-with its own number, and the driver moves only the rows of attempts whose answer it got: a retry, a speculative attempt
-or a lost executor never adds a row twice. A driver that dies leaves only a staging table; see `sweep_staging`.
+Each attempt of a Spark task marks its rows with its own number, and the driver moves only the rows of attempts whose
+answer it got: a retry, a speculative attempt or a lost executor never adds a row twice. A driver that dies leaves only
+a staging table; see `sweep_staging`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -25,19 +27,219 @@ import pyarrow.csv
 from pyspark.sql import DataFrame, types
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from django_dbtaskqueue.core.columns import TIMING
-from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError, TaskQueueError
-from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
+from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
+from django_dbtaskqueue.core.durations import MAX_DELAY, MIN_LEASE
+from django_dbtaskqueue.core.exceptions import DuplicateTask, PayloadError, PipelineError, TaskQueueError, near_match
+from django_dbtaskqueue.core.masking import Rules as MaskRules, current_rules, masked_text
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.pipeline.database import Database, Link, Params, database_errors
 from django_dbtaskqueue.pipeline.source import task_attempt_id
-from django_dbtaskqueue.pipeline.source.rows import Reject, Rules, check_schema, stage
 
 CHANNEL = "dbtaskqueue"
 MAX_GROUP_LOCKS = 2000  # of more groups the table is locked: PostgreSQL holds some thousand locks in all
-SORT_MEMORY = "128MB"
 ABANDONED_AFTER = timedelta(days=1)
 CSV_OPTIONS = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
+ROW = "_row"  # the column of a frame that says where a row was, what it is, and why it cannot be a task
+PREVIEW_CHARS = 200  # of a value that was rejected
+
+# -- the rules of enqueue(): a DataFrame's columns are named like its arguments ----------------------------------------
+
+GIVEN = (BY_NAME["queue"], *ENQUEUED)
+COLUMNS = {column.argument: column.db for column in GIVEN} | {name: name for name in TIMING}  # DataFrame's -> staging's
+STAGED_TEXTS = tuple(column.argument for column in GIVEN if column.type == "text")
+JSONS = tuple(column.argument for column in GIVEN if column.type == "jsonb")
+STAGED_DURATIONS = (*(column.argument for column in GIVEN if column.type == "float8"), "delay", "ttl")
+WHOLE = ("priority", "max_attempts")
+# Of each column with an order: its least and its greatest value, and what they are
+BOUNDS: dict[str, tuple[object, object, str]] = {
+    **dict.fromkeys(STAGED_DURATIONS, (timedelta(0), MAX_DELAY, "between zero and a hundred years")),
+    "lease": (MIN_LEASE, MAX_DELAY, "between 100 ms and a hundred years"),
+    "priority": (-32768, 32767, "a whole number from -32768 to 32767"),
+    "max_attempts": (1, 2**31 - 1, "a whole number from 1 to 2147483647"),
+    "run_at": (datetime(2, 1, 1, tzinfo=UTC), datetime(9000, 12, 31, tzinfo=UTC), "a time of the years 2 to 9000"),
+}
+DURATION_REMEDY = "make_dt_interval(secs=col), or lit(timedelta(minutes=5))"
+NESTED = (types.StructType, types.ArrayType, types.MapType)
+# Column -> (the types it may have, how to make one)
+ACCEPTED: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
+    **dict.fromkeys(STAGED_TEXTS, ((types.StringType,), 'col.cast("string")')),
+    **dict.fromkeys(JSONS, ((types.StringType, *NESTED), "to_json(col)")),
+    **dict.fromkeys(STAGED_DURATIONS, ((types.DayTimeIntervalType,), DURATION_REMEDY)),
+    **dict.fromkeys(WHOLE, ((types.ByteType, types.ShortType, types.IntegerType, types.LongType), 'col.cast("int")')),
+    "run_at": ((types.TimestampType,), 'col.cast("timestamp")'),
+}
+
+
+class Reject(NamedTuple):
+    """A row that was not enqueued, and why: the ``value`` of a ``column``. Values are masked and cut."""
+
+    queue: str | None
+    reference: str | None
+    reason: str
+    payload: str | None
+    file: str | None = None
+    line: int | None = None
+    column: str | None = None
+    value: str | None = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What rows are checked against, and the values for columns that are missing or null."""
+
+    queue: str | None = None
+    queues: Collection[str] | None = None  # the known ones; None: any name
+    require_reference: bool = False
+    max_attempts: int = 5
+    priority: int = 0
+    ttl: timedelta | None = None
+    limits: json_payload.Limits = json_payload.DEFAULT_LIMITS
+    secrets: MaskRules = field(default_factory=current_rules)  # of the driver: executors have no settings
+
+
+def check_schema(schema: types.StructType, queue: str | None) -> None:
+    """Refuse columns that are unknown or of a wrong type, and rows without a queue."""
+    for column in (one for one in schema if one.name != ROW):
+        if column.name not in COLUMNS:
+            arguments = {stored: name for name, stored in COLUMNS.items()}
+            near = near_match(arguments.get(column.name, column.name), COLUMNS)
+            raise PipelineError(
+                f"The DataFrame has a column {column.name!r}, which is no argument of enqueue().{near} "
+                f"Known: {', '.join(COLUMNS)}. Put other values into the payload, "
+                f'as in struct("{column.name}").alias("payload"), or drop them.'
+            )
+        types, remedy = ACCEPTED[column.name]
+        if not isinstance(column.dataType, types):
+            raise PipelineError(
+                f"The column {column.name!r} is of type {column.dataType.simpleString()}, and must be "
+                f"{' or '.join(kind.typeName() for kind in types)}: use {remedy}."
+            )
+    if queue is None and "queue" not in schema.names:
+        raise PipelineError("Which queue? Give queue=, or a column named queue.")
+
+
+def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], list[Reject]]:
+    """Return the good rows as the staging table's columns, and the bad ones."""
+    count, names = batch.num_rows, batch.schema.names
+    given = _filled({name: batch.column(name) for name in names if name in COLUMNS}, rules, count)
+    places = batch.column(ROW) if ROW in names else pa.nulls(count, pa.struct([("fault", pa.null())]))
+    unread = pc.indices_nonzero(places.field("fault").is_valid()).to_pylist()
+    faults = {row: places[row]["fault"].as_py() for row in unread}
+    for name, column in [*given.items()]:
+        reasons: Sequence[str] = ()
+        if pa.types.is_nested(column.type):
+            texts, reasons = zip(*map(in_json, column), strict=True) if count else ((), ())
+            given[name] = pa.array(texts, pa.string())
+        unmade = ((row, reason) for row, reason in enumerate(reasons) if reason)
+        for row, reason in (*unmade, *_faults(name, given[name], rules)):
+            faults.setdefault(row, {"column": name, "value": _preview(given[name], row), "reason": f"{name}: {reason}"})
+    where = [name for name in ("file", "line") if places.type.get_field_index(name) >= 0]  # tables have none
+    rejects = [
+        _reject(given, row, faults[row], rules.secrets)._replace(**{name: places[row][name].as_py() for name in where})
+        for row in sorted(faults)
+    ]
+    if faults:
+        good = pa.array([row for row in range(count) if row not in faults], pa.int64())
+        given = {name: column.take(good) for name, column in given.items()}
+    for name in given.keys() & {*STAGED_DURATIONS}:
+        given[name] = pc.divide(given[name].cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
+    return {COLUMNS[name]: column for name, column in given.items()}, rejects
+
+
+def _filled(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str, pa.Array]:
+    """Return the columns with the values of the rules where there is none; the queue only if it is no column."""
+    values = {name: pa.scalar(getattr(rules, name), pa.int64()) for name in WHOLE}
+    if rules.ttl is not None:
+        values["ttl"] = pa.scalar(rules.ttl, pa.duration("us"))
+    columns = {name: given.get(name, pa.nulls(count, value.type)).cast(value.type) for name, value in values.items()}
+    queue = {"queue": pa.array([rules.queue] * count, pa.string())}
+    return {**queue, **given, **{name: pc.fill_null(column, values[name]) for name, column in columns.items()}}
+
+
+def _faults(name: str, column: pa.Array, rules: Rules) -> Iterable[tuple[int, str]]:
+    if name in JSONS:
+        texts = ((row, text) for row, text in enumerate(column.to_pylist()) if text is not None)
+        reasons = ((row, json_fault(text, rules.limits, mapping=name == "context")) for row, text in texts)
+        return [(row, reason) for row, reason in reasons if reason]
+    if name in STAGED_TEXTS:
+        return _text_faults(name, column, rules)
+    least, most, kind = BOUNDS[name]
+    bad = pc.or_(pc.less(column, pa.scalar(least, column.type)), pc.greater(column, pa.scalar(most, column.type)))
+    return _said(bad, lambda row: f"{_preview(column, row)} is not {kind}")
+
+
+def _said(bad: pa.Array, reason: Callable[[int], str]) -> list[tuple[int, str]]:
+    return [(row, reason(row)) for row in pc.indices_nonzero(bad.fill_null(False)).to_pylist()]
+
+
+def _text_faults(name: str, column: pa.Array, rules: Rules) -> list[tuple[int, str]]:
+    length = pc.utf8_length(column)
+    bad = pc.or_(pc.or_(pc.less(length, 1), pc.greater(length, 200)), pc.match_substring(column, "\0"))
+    faults = _said(bad, lambda row: f"{column[row].as_py()!r:.80} is not text of 1 to 200 characters")
+    if name == "queue" or (name == "reference" and rules.require_reference):
+        faults += _said(column.is_null(), lambda row: "is null, and each row must have one")
+    if name == "queue" and rules.queues is not None:
+        known = pc.or_kleene(pc.is_in(column, pa.array(sorted(rules.queues), pa.string())), column.is_null())
+        names = ", ".join(sorted(rules.queues))
+        faults += _said(pc.invert(known), lambda row: f"{column[row].as_py()!r} is unknown. Known: {names}")
+    return faults
+
+
+def json_fault(text: str, limits: json_payload.Limits, *, mapping: bool = False) -> str | None:
+    """Return why a database cannot hold this JSON text, or None."""
+    try:
+        value = json_payload.loads(text)
+        plain = len(text) <= min(json_payload.INT_DIGITS, limits.size // 4) and "\\u" not in text
+        if not plain or text.count("[") + text.count("{") > limits.depth:
+            json_payload.dumps(value, limits=limits)
+    except PayloadError as error:
+        return f"{error.path}: {error.reason}" if error.path else error.reason
+    return f"is {text:.40}, and must be a JSON object" if mapping and not isinstance(value, dict) else None
+
+
+def _preview(column: pa.Array, row: int) -> str | None:
+    try:
+        value = column[row].as_py()
+    except (OverflowError, ValueError):  # a time beyond Python's
+        value = column.slice(row, 1).cast(pa.string())[0].as_py()
+    return None if value is None else str(value)[: 2 * PREVIEW_CHARS]  # the name of a value may come after it
+
+
+def _reject(given: dict[str, pa.Array], row: int, fault: Mapping[str, str], secrets: MaskRules) -> Reject:
+    queue, reference = (given[name][row].as_py() if name in given else None for name in ("queue", "reference"))
+    payload = _preview(given["payload"], row) if "payload" in given else None
+    payload, value = (text and masked_text(text, secrets)[:PREVIEW_CHARS] for text in (payload, fault["value"]))
+    return Reject(queue, reference, masked_text(fault["reason"], secrets), payload, column=fault["column"], value=value)
+
+
+def in_json(value: pa.Scalar) -> tuple[str | None, str]:
+    """Return a value as JSON, and why it cannot be: a date beyond Python's, a key twice."""
+    try:
+        return as_json(value.as_py(maps_as_pydicts="strict")) if value.is_valid else None, ""
+    except (ValueError, OverflowError, KeyError, TypeError) as error:
+        return None, str(error)
+
+
+def as_json(value: object) -> str:
+    """Return JSON with times in ISO 8601, durations in seconds, bytes in base64; NaN stays, and guards refuse it."""
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Decimal):
+        number = int(value) if value == value.to_integral_value() else float(value)
+        return number if Decimal(str(number)) == value else str(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise TypeError(f"is {value!r} of type {type(value).__name__}, which JSON does not have")
+
+
+# -- the staging table -------------------------------------------------------------------------------------------------
 
 
 class Plan(NamedTuple):
@@ -88,9 +290,6 @@ class WriteReport(NamedTuple):
     @property
     def rejected(self) -> int:
         return len(self.rejects)
-
-
-# -- the staging table -------------------------------------------------------------------------------------------------
 
 
 def open_staging(database: Database) -> str:
@@ -200,7 +399,7 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part], staged: int) -> WriteRe
     try:
         with link.transaction():
             if link.postgresql:
-                link.run(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
+                link.run("SET LOCAL work_mem = '128MB'")  # for sorts
             if plan.once and not link.change(sql.enter, {"entry": f"{query} {batch}"}):
                 return WriteReport(repeated=True)
             if grouped and link.postgresql:  # SQLite has a single writer
@@ -259,14 +458,13 @@ def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER
 
 # -- writers -----------------------------------------------------------------------------------------------------------
 
-PART_DDL = "part string"
-
 
 def write_tasks(
     df: DataFrame, database: Database, *,
     queue: str | None = None, on_duplicate: str = "error", on_invalid: str = "error",
     queues: Collection[str] | None = None, require_reference: bool = False,
-    max_attempts: int = 5, priority: int = 0, ttl: timedelta | None = None, limits: Limits = DEFAULT_LIMITS,
+    max_attempts: int = 5, priority: int = 0, ttl: timedelta | None = None,
+    limits: json_payload.Limits = json_payload.DEFAULT_LIMITS,
     once: str | None = None, batch: int = 0, content: str | None = None, dry_run: bool = False,
 ) -> WriteReport:  # fmt: skip
     """Enqueue each row of ``df`` in one transaction: all of them, or none; no reader sees a part of them.
@@ -279,25 +477,17 @@ def write_tasks(
     A bad row (payload that is not JSON, reference too long, a queue not in ``queues``, null reference with
     ``require_reference``) raises `PipelineError`; ``on_invalid="reject"`` leaves it out, with the reason in the report.
 
-    ``once`` names this write in the ledger, ``batch`` counts within the name: a second write of the same pair, for
-    example after the driver died, adds nothing and reports ``repeated``. ``content`` is a text about the rows that the
-    ledger keeps beside the name. Ids follow the references' order. ``dry_run`` stages the rows, and returns what the
-    write would do.
+    ``once`` names this write in the ledger, ``batch`` counts within the name: a second write of the same pair adds
+    nothing and reports ``repeated``. ``content`` is a text that the ledger keeps beside the name. Ids follow the
+    references' order. ``dry_run`` stages the rows, and returns what the write would do.
     """
-    rules = Rules(
-        queue=queue,
-        queues=None if queues is None else frozenset(queues),
-        require_reference=require_reference,
-        max_attempts=max_attempts,
-        priority=priority,
-        ttl=None if ttl is None else ttl.total_seconds(),
-        limits=limits,
-    )
+    rules = Rules(queue, queues, require_reference, max_attempts, priority, ttl, limits)
     named = None if once is None else (once, batch)
     plan = _plan(database, df.schema, rules, on_duplicate=on_duplicate, on_invalid=on_invalid, once=named)
     plan = plan._replace(content=content, dry_run=dry_run)
     try:
-        parts = [Part(**json.loads(row.part)) for row in df.mapInArrow(partial(_fill_rows, plan), PART_DDL).collect()]
+        rows = df.mapInArrow(partial(_fill_rows, plan), "part string").collect()
+        parts = [Part(**json.loads(row.part)) for row in rows]
     except BaseException:
         drop_staging(database, plan.table)
         raise
@@ -312,26 +502,19 @@ def _plan(
     for name, value, other in (("on_duplicate", on_duplicate, "ignore"), ("on_invalid", on_invalid, "reject")):
         if value not in ("error", other):
             raise PipelineError(f"{name}={value!r} must be one of 'error', {other!r}.")
-    return Plan(
-        database,
-        open_staging(database),
-        rules,
-        ignore=on_duplicate == "ignore",
-        reject=on_invalid == "reject",
-        timed=rules.ttl is not None or not TIMING.keys().isdisjoint(schema.names),
-        once=once,
-    )
+    ignore, reject = on_duplicate == "ignore", on_invalid == "reject"
+    timed = rules.ttl is not None or not TIMING.keys().isdisjoint(schema.names)
+    return Plan(database, open_staging(database), rules, ignore=ignore, reject=reject, timed=timed, once=once)
 
 
 def _fill_rows(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    part = fill(plan, batches, task_attempt_id())
-    yield pa.RecordBatch.from_pydict({"part": pa.array([json.dumps(vars(part))], pa.string())})
+    yield pa.RecordBatch.from_pydict({"part": [json.dumps(vars(fill(plan, batches, task_attempt_id())))]})
 
 
 def plan_of(database: Database, schema: types.StructType, options: Mapping[str, str]) -> Plan:
     """Return the plan of a write through ``df.write`` or ``writeStream``, by its options; makes the staging table."""
     attempts, priority = int(options.get("max_attempts", 5)), int(options.get("priority", 0))
-    rules = Rules(queue=options.get("queue"), max_attempts=attempts, priority=priority)
+    rules = Rules(options.get("queue"), max_attempts=attempts, priority=priority)
     choices = {name: options.get(name, "error") for name in ("on_duplicate", "on_invalid")}
     return _plan(database, schema, rules, **choices, once=(options["once"], 0) if "once" in options else None)
 

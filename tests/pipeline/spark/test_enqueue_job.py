@@ -16,8 +16,7 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, DuplicateTask, JobOp
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue, _split, mapped
-from django_dbtaskqueue.pipeline.source.rows import guessed
+from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue, _split, guessed, mapped
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, archive
 from tests.pipeline.spark.test_copy_jobs import replay
