@@ -1,7 +1,6 @@
 """The queue as a data source of Spark, ``format("dbtaskqueue")``, and the functions that use it well.
 
-A password is never an option, because plans and logs show options. It travels inside the source's pickled class:
-`register` puts it there, and `read_tasks` and `write_tasks` call `register`.
+A password is never an option, because plans and logs show options. `register` puts it into the source's pickled class.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ class TaskSource(datasource.DataSource):
         return database
 
     def schema(self) -> StructType:
-        """Return all columns of the table; a query selects some with ``.schema(...)``."""
-        return schema_of(self._table)
+        return schema_of(self._table)  # all columns; a query selects some with ``.schema(...)``
 
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         snapshot = self.options.get("snapshot")
@@ -158,10 +156,10 @@ def read_tasks(
 ) -> DataFrame:  # fmt: skip
     """Return a DataFrame of ``task``, ``history`` or ``attempt``, of the given columns only (None: all of them).
 
-    Name the columns you need: Spark cannot ask a Python source for fewer, and three columns are read three times as
-    fast as all. ``ids``, ``created`` and ``finished`` are ranges from the first value to below the second; None is
-    open, and a time without a zone is UTC. The database applies them, ``queue`` and ``status``, also if they are not
-    among the columns, and comparisons of these columns in a later ``where``.
+    Name the columns you need: Spark cannot ask a Python source for fewer, and three are read three times as fast as
+    all. ``ids``, ``created`` and ``finished`` are ranges from the first value to below the second; None is open, and a
+    time without a zone is UTC. The database applies them, ``queue``, ``status``, and comparisons of these columns in a
+    later ``where``.
 
     Each action reads one state of the database: that of ``snapshot`` (see ``open_snapshot``), in partitions of 500,000
     ids, or else the state when the action starts, in one partition.
@@ -177,8 +175,8 @@ def few_tasks(
     database: Database, columns: Iterable[str], table: str, snapshot: Snapshot | None = None
 ) -> pa.Table | None:
     """Return these columns of a whole table, read by this process without Spark; None for over `MAX_FEW_BYTES`."""
-    name, batches = snapshot.name if snapshot else None, []
-    selection = Selection(database, table, schema_of(table, columns), snapshot=name)
+    selection = Selection(database, table, schema_of(table, columns), snapshot=snapshot.name if snapshot else None)
+    batches: list[pa.RecordBatch] = []
     with closing(selection.read(Slice())) as found:
         for batch in found:
             batches.append(batch)
@@ -256,7 +254,6 @@ SQLITE_BATCH_ROWS = 10_000
 ADBC_BATCH_BYTES = 4 * 2**20
 MAX_FEW_BYTES = 32 * 2**20  # of Arrow: the driver reads so much itself before Spark would have started a Python worker
 READ_ONE_STATE = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-BOUNDS_SCHEMA = pa.schema([("first", pa.int64()), ("last", pa.int64())])
 Value = bool | int | str | datetime | list[str]
 Condition = tuple[str, str, Value]  # column, operator, value
 
@@ -281,9 +278,9 @@ class Selection:
 
     def slices(self, ids: int) -> tuple[tuple[int, int], ...]:
         """Cut the rows into ranges of about so many ids, as (first, below); none without a row. PostgreSQL only."""
-        key = self._named("id")
+        key, schema = self._named("id"), pa.schema([("first", pa.int64()), ("last", pa.int64())])
         query, params = self._query([f"min({key}) AS first", f"max({key}) AS last"], Slice())
-        (batch,) = copied(self.database, query, params, BOUNDS_SCHEMA, self.snapshot)
+        (batch,) = copied(self.database, query, params, schema, self.snapshot)
         first, last = (column[0].as_py() for column in batch.columns)
         return () if first is None else even_slices(first, last, (last - first) // ids + 1)
 
@@ -394,11 +391,7 @@ def task_attempt_id() -> int:
 def copied(
     database: Database, query: str, params: Params, schema: pa.Schema, snapshot: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what a query returns in the state of ``snapshot``, with the columns of ``schema`` in that order.
-
-    ADBC's driver in C builds columns; psycopg would build Python rows. Raises PipelineError for a database that cannot
-    be reached and a snapshot that is gone.
-    """
+    """Yield what a query returns in the state of ``snapshot``, with the columns of ``schema``. Raises PipelineError."""
     if params:
         from psycopg import sql  # the processes that plan a read do without
 

@@ -48,10 +48,8 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
 
     A reader that remembers the greatest id or time skips a row that commits later. So an offset here is a transaction
     id, and the next one is the oldest transaction that still runs: one that stays open delays the stream. Another
-    server counts transactions anew, so an offset names its server.
-
-    A row is read once for each change that left it finished: a task that is reprocessed is read again with a greater
-    ``total_attempt``, one that is marked as poison is read again as POISON.
+    server counts transactions anew, so an offset names its server. A row is read once for each change that left it
+    finished.
 
     With the ``name`` of a registered stream a micro-batch reads only the tasks that finished. Without it, or while
     events may be missing, it compares all rows.
@@ -106,15 +104,17 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
     def _complete_from(self) -> int | None:
         if self.name is None:
             return None
+        statements, key = _events(self.database, self.name)
         with self.database.open() as link:
-            found = link.run(_statements(self.database).read_position, _key(self.database, self.name))
+            found = link.run(statements.read_position, key)
         return found[0][0] if found else None
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Window)  # noqa: S101 -- what partitions() returns
         part, place = partition, self.database.location
         if self.finished:
-            test = _statements(self.database).finished_in(part.since, part.until, place, part.complete_from)
+            statements, _key = _events(self.database, self.name)
+            test = statements.finished_in(part.since, part.until, place, part.complete_from)
         else:
             test = pipeline.window(part.since, part.until, finished=False)
         yield from self.selection.read(part, also=test)
@@ -129,7 +129,7 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
         """Delete the events that this stream and all others have passed."""
         if self.name is None:
             return
-        statements, key = _statements(self.database), _key(self.database, self.name)
+        statements, key = _events(self.database, self.name)
         with self.database.open() as link, link.transaction():
             link.run(statements.lock_positions, key)
             link.run(statements.advance, {**key, "position": end["transaction"]})
@@ -145,7 +145,7 @@ def register_stream(database: Database, name: str) -> None:
     The first stream makes a trigger, which writes an event for each task that finishes. That needs the owner of the
     task table, and waits at most 2 seconds for open transactions that wrote to it. Raises PipelineError.
     """
-    statements, key = _statements(database), _key(database, name)
+    statements, key = _events(database, name)
     with _changing(database, name, "registered") as link:
         with link.transaction():
             if not link.run(statements.has_trigger)[0][0]:
@@ -164,7 +164,7 @@ def unregister_stream(database: Database, name: str) -> None:
 
     Needs the owner of the task table. Raises PipelineError, also for an unknown name.
     """
-    statements, key = _statements(database), _key(database, name)
+    statements, key = _events(database, name)
     with _changing(database, name, "unregistered") as link, link.transaction():
         names = {found for (found,) in link.run(statements.lock_positions, key)}
         if name not in names:
@@ -195,9 +195,6 @@ def _prepare_ddl(link: Link) -> str:
     return str(found[0][0])
 
 
-def _statements(database: Database) -> FinishEventStatements:
-    return FinishEventStatements(database.tables, database.dialect)
-
-
-def _key(database: Database, name: str) -> dict[str, str]:
-    return {"location": database.location, "name": name}
+def _events(database: Database, name: str | None) -> tuple[FinishEventStatements, dict[str, str | None]]:
+    """Return the statements about the events of the database, and their parameters for a stream."""
+    return FinishEventStatements(database.tables, database.dialect), {"location": database.location, "name": name}
