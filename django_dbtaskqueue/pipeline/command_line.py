@@ -99,22 +99,21 @@ def perform(argv: Sequence[str], face: Face) -> int:
 
 
 def _perform(argv: list[str], face: Face) -> int:
-    word, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    word, *rest = argv or ["--help"]
     if word in ("-h", "--help", "help"):
         face.out.write(f"usage: {face.program} ...\n{USAGE}\n")
         return EXIT_DONE
     if word == "list":
         for name in jobs.JOBS:
             try:
-                summary = jobs.job(name).summary
+                face.out.write(f"{name:<10} {jobs.job(name).summary}\n")
             except PipelineError as error:
-                summary = str(error)
-            face.out.write(f"{name:<10} {summary}\n")
+                face.out.write(f"{name:<10} {error}\n")
         return EXIT_DONE
     if word == "explain":
         if not rest:
             raise JobOptionError("explain", f"which job? Jobs: {', '.join(jobs.JOBS)}")
-        word, rest = rest[0], [*rest[1:], "--explain"]
+        word, *rest = [*rest, "--explain"]
     return _run(jobs.job(word), rest, face)
 
 
@@ -150,10 +149,8 @@ def _run(found: jobs.Job, words: list[str], face: Face) -> int:
 
 def parser(found: jobs.Job, face: Face) -> Parser:
     """Return the parser of one job's command line."""
-    made = Parser(
-        prog=f"{face.program} {found.name}", description=found.summary, epilog=EXIT_CODES_HELP,
-        add_help=False, allow_abbrev=False, argument_default=None,
-    )  # fmt: skip
+    program = f"{face.program} {found.name}"
+    made = Parser(program, description=found.summary, epilog=EXIT_CODES_HELP, add_help=False, allow_abbrev=False)
     for argument in found.arguments:
         _add(made, argument)
     common = made.add_argument_group("every job")
@@ -178,14 +175,10 @@ def _add(group: argparse._ActionsContainer, argument: jobs.Argument) -> None:
 
 
 def _context_of(found: jobs.Job, given: jobs.Options, face: Face) -> jobs.Context:
-    arguments = (*found.arguments, *face.place, *COMMON)
-    asked = jobs.complete(arguments, {**face.defaults(found.name, given), **given})
+    asked = jobs.complete((*found.arguments, *face.place, *COMMON), {**face.defaults(found.name, given), **given})
     session = {"master": asked["master"], "memory": asked["memory"], "conf": dict(asked["conf"])}
     return jobs.Context(
-        options=asked,
-        database=face.find_database(*(asked[one.name] for one in face.place)),
-        lake=asked["lake"],
-        dry_run=asked["dry_run"],
-        render_page=face.render_page,
+        options=asked, database=face.find_database(*(asked[one.name] for one in face.place)),
+        lake=asked["lake"], dry_run=asked["dry_run"], render_page=face.render_page,
         session={name: value for name, value in session.items() if value},
-    )
+    )  # fmt: skip

@@ -1,7 +1,6 @@
 """The pipeline's jobs: what a job is, its options and context, and the list of jobs.
 
-A job can be started by ``manage.py runtaskpipeline JOB``, by ``python -m django_dbtaskqueue.pipeline JOB`` (which
-``spark-submit`` can run), and in a notebook: ``Report().run(Report.context(lake="lake", since="30d"))``.
+A command starts a job, or a notebook: ``Report().run(Report.context(lake="lake", since="30d"))``.
 """
 
 from __future__ import annotations
@@ -125,11 +124,9 @@ def count(text: str) -> int:
 def share(text: str) -> float:
     """Return the number between 0 and 1 of text such as "99.9%" or "0.999"."""
 
-    def parse(text: str) -> float:
-        return float(Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1))
-
     expected = 'a share. Write a percentage, as in "99.9%", or a number between 0 and 1'
-    return parsed(parse, text, expected, lambda number: 0 <= number <= 1)
+    of, whole = text.removesuffix("%"), 100 if text.endswith("%") else 1
+    return parsed(lambda _text: float(Decimal(of) / whole), text, expected, lambda number: 0 <= number <= 1)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -154,7 +151,6 @@ class Objective:
 
 
 EVERY_QUEUE = "*"
-DEFAULT_OBJECTIVE = Objective(EVERY_QUEUE, 0.99)
 
 
 def objective(text: str) -> Objective:
@@ -166,7 +162,7 @@ def objective(text: str) -> Objective:
 
 def by_queue(objectives: Iterable[Objective]) -> dict[str, Objective]:
     """Return the objectives by queue, with one for ``*`` always among them. A later one wins."""
-    return {EVERY_QUEUE: DEFAULT_OBJECTIVE, **{one.queue: one for one in objectives}}
+    return {EVERY_QUEUE: Objective(EVERY_QUEUE, 0.99), **{one.queue: one for one in objectives}}
 
 
 # -- what a job is -----------------------------------------------------------------------------------------------------
@@ -235,14 +231,10 @@ class Job:
     ) -> Context:  # fmt: skip
         """Return a context for this job, with defaults for the options not given. Raises JobOptionError."""
         return Context(
-            options=complete(cls.arguments, options),
+            options=complete(cls.arguments, options), lake=os.fspath(lake) if lake is not None else None,
             database=Database.from_url(database) if isinstance(database, str) else database,
-            lake=os.fspath(lake) if lake is not None else None,
-            dry_run=dry_run,
-            progress=progress,
-            render_page=render_page,
-            started=spark,
-        )
+            dry_run=dry_run, progress=progress, render_page=render_page, started=spark,
+        )  # fmt: skip
 
     def explain(self, options: Options) -> str:
         """Return what the job would do with these options, in a few sentences."""
@@ -260,19 +252,15 @@ class Job:
 
 def shown(value: object) -> str:
     """Return a value as text for people."""
-    if value is None or value == ():
-        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.4g}"
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
     if isinstance(value, timedelta):
         return format_duration(value)
     if isinstance(value, list | tuple):
-        return ", ".join(map(shown, value))
-    return str(value)
+        return ", ".join(map(shown, value)) or "-"
+    return "-" if value is None else str(value)
 
 
 def job(name: str) -> Job:
@@ -280,11 +268,11 @@ def job(name: str) -> Job:
     if name not in JOBS:
         raise JobOptionError(name, f"there is no such job.{near_match(name, JOBS)} Jobs: {', '.join(JOBS)}")
     try:
-        found: type[Job] = pkgutil.resolve_name(f"{__package__}.{JOBS[name]}")
+        made: Job = pkgutil.resolve_name(f"{__package__}.{JOBS[name]}")()
     except ModuleNotFoundError as error:
         reason = f"The job {name} needs {error.name}, which is not installed: {INSTALL_COMMAND}."
         raise PipelineError(reason) from error
-    return found()
+    return made
 
 
 def as_json(result: object) -> str:
@@ -295,7 +283,7 @@ def as_json(result: object) -> str:
 def plain(value: object) -> Any:
     """Return the value as JSON holds it: times in ISO 8601, durations in seconds, infinities and NaN as null."""
 
-    def text(one: Any) -> object:
+    def text(one: object) -> object:
         if isinstance(one, timedelta):
             return one.total_seconds()
         return one.isoformat() if isinstance(one, date) else str(one)

@@ -63,10 +63,9 @@ class Command(BaseCommand):
         errors = io.StringIO()
         err = sys.stderr if self._own_process else errors
         face = Face("manage.py runtaskpipeline", place, database_of_alias, self.stdout, err, defaults, html_file)
-        code = perform([options["job"], *options["arguments"]], face)
-        if code and self._own_process:
-            sys.exit(code)
-        if code:
+        if code := perform([options["job"], *options["arguments"]], face):
+            if self._own_process:
+                sys.exit(code)
             raise CommandError(errors.getvalue().strip().splitlines()[-1], returncode=code)
 
 
@@ -90,12 +89,9 @@ def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         here = (given.get("database") or conf.settings().database, chosen)
         places = {(alias, model._meta.label_lower) for alias, model in locations()} - {here}
         return {"other_table": tuple(f"{table} in {alias}" for alias, table in sorted(places))}
-    objectives = conf.settings().objectives
-    if job == "report" and objectives:
-        return {"objective": tuple(f"{queue}={text}" for queue, text in objectives.items())}
-    if job == "forecast":
-        return {"timezone": settings.TIME_ZONE}
-    return {}
+    if job == "report":
+        return {"objective": tuple(f"{queue}={text}" for queue, text in conf.settings().objectives.items())}
+    return {"timezone": settings.TIME_ZONE} if job == "forecast" else {}
 
 
 def write_page(files: Sequence[str]) -> Path:
@@ -113,10 +109,7 @@ def write_page(files: Sequence[str]) -> Path:
 
 
 def database_of_alias(alias: str | None, table: str | None = None) -> Database:
-    """Return a database of ``DATABASES`` for the pipeline, with the task table of a model.
-
-    ``table`` is the label of the model; None is the default table. Raises JobOptionError for what it cannot use.
-    """
+    """Return a database of ``DATABASES``, with the task table of the model ``table``. Raises JobOptionError."""
     alias = alias or conf.settings().database
     if alias not in list(connections):
         near = near_match(alias, connections)
