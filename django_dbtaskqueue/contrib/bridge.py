@@ -50,6 +50,7 @@ from django_dbtaskqueue.operations.bounded_reads import time_limit
 # -- a checked request -------------------------------------------------------------------------------------------------
 
 MAX_ANSWER_BYTES = 65_536
+_tls = lru_cache(maxsize=64)(ssl.create_default_context)
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -59,10 +60,7 @@ class AddressRefused(exceptions.TaskQueueError):
 
 
 def post(peer: Peer, body: bytes, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:
-    """Send a message; return the status, the headers (in lower case) and the body of the answer.
-
-    No redirect is followed, and no proxy of the environment is used.
-    """
+    """Send a message, to no redirect and through no proxy; return status, headers (in lower case) and body."""
     connection = _CheckedConnection(peer)
     more = {"Content-Type": "application/octet-stream", "Connection": "close"}
     timer = Timer(peer.timeout.total_seconds(), connection.cut)  # because a peer can keep each single read short
@@ -86,26 +84,17 @@ class _CheckedConnection(HTTPSConnection):
 
     def __init__(self, peer: Peer) -> None:
         host, port, _ = peer.place
-        self.tls = _tls(peer.ca_file)
+        self.tls = _tls(cafile=peer.ca_file)
         super().__init__(host, port, timeout=peer.timeout.total_seconds(), context=self.tls)
         self.address = checked_address(host, port, allow_private=peer.allow_private)
 
     def connect(self) -> None:
-        raw = socket.create_connection((self.address, self.port), self.timeout)
-        try:
-            self.sock = self.tls.wrap_socket(raw, server_hostname=self.host)
-        except BaseException:
-            raw.close()
-            raise
+        self.sock = socket.create_connection((self.address, self.port), self.timeout)  # which `close` closes
+        self.sock = self.tls.wrap_socket(self.sock, server_hostname=self.host)
 
     def cut(self) -> None:
         with suppress(OSError, TypeError):  # TypeError: it is closed already
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
-
-
-@lru_cache(maxsize=64)
-def _tls(ca_file: str | None) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=ca_file)
 
 
 def checked_address(host: str, port: int, *, allow_private: bool) -> str:
@@ -184,9 +173,7 @@ def _is_genuine(peer: Peer, headers: Mapping[str, str], what: str, body: bytes) 
     """Whether a live key signed this at most five minutes ago. The library compares in constant time."""
     forms = {"webhook-id": MESSAGE_ID, "webhook-timestamp": TIMESTAMP, "webhook-signature": SIGNATURES}
     given = {name: headers.get(name, "") for name in forms}
-    if not all(form.fullmatch(given[name]) for name, form in forms.items()):
-        return False
-    for secret in peer.secrets:
+    for secret in peer.secrets if all(form.fullmatch(given[name]) for name, form in forms.items()) else ():
         with suppress(WebhookVerificationError, ValueError):  # ValueError: the body is not UTF-8
             Webhook(secret).verify(f"{what}\n".encode() + body, given, json_parse=False)
             return True
@@ -277,8 +264,7 @@ def receive(request: HttpRequest, source: str) -> HttpResponse:
         return HttpResponse(status=404)
     if request.method != "POST":
         return HttpResponse(status=405, headers={"Allow": "POST"})
-    peer = peers.get(source)
-    if peer is None:
+    if (peer := peers.get(source)) is None:
         return _not_genuine(source, "there is no such peer")
     if peer.url and peer.place[2] == request.path:
         return _not_genuine(source, "its url has the path of this view, so a message could come back to its sender")
@@ -354,11 +340,6 @@ class _Transfer(NamedTuple):
     payload: str | None
 
     @property
-    def key(self) -> str:
-        """Its identity at the sender."""
-        return f"ref:{self.reference}" if self.transfer is None else f"id:{self.transfer}"
-
-    @property
     def digest(self) -> str:
         """A hash of what a resend must have in common; the trace differs from attempt to attempt."""
         return sha256(json.dumps([self.payload, self.payload_type]).encode()).hexdigest()
@@ -395,7 +376,8 @@ def _store(peer: Peer, source: str, sent: _Transfer, alias: str) -> dict[str, ob
     remember = conf.settings().bridge.remember
     expires = None if remember is None else timezone.now() + remember
     transfers = UsedReference.objects.using(alias)
-    identity = {"queue": f"bridge/{source}/{sent.queue}", "reference": sent.key}
+    key = f"id:{sent.transfer}" if sent.reference is None else f"ref:{sent.reference}"
+    identity = {"queue": f"bridge/{source}/{sent.queue}", "reference": key}
     before = transfers.filter(**identity).first()
     if before is None:
         try:

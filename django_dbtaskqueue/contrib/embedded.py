@@ -148,12 +148,10 @@ class Account:
 
 def is_postgres(pid: int) -> bool:
     """Return whether the process is a live server: not another one with its id after a crash, and not a zombie."""
-    if Path("/proc/self/stat").exists():
-        with suppress(OSError):
+    with suppress(OSError):
+        if Path("/proc/self/stat").exists():
             stat = Path(f"/proc/{pid}/stat").read_text()
             return "(postgres)" in stat and ") Z " not in stat
-        return False
-    with suppress(ProcessLookupError):
         os.kill(pid, 0)
         return True
     return False
@@ -206,7 +204,9 @@ class EmbeddedPostgres:
             root = _make_root(data_root.absolute(), account)
             with _locked(root):
                 binaries = _prepare(root, binaries, account)
-                server = cls(root, _running_port(root) or free_port(), binaries, account, _register(root))
+                port, user = _running_port(root) or free_port(), (root / "users.lock").open("w")
+                fcntl.flock(user, fcntl.LOCK_SH)
+                server = cls(root, port, binaries, account, user)
                 try:
                     if not server.running:
                         server._launch(settings or {})
@@ -366,12 +366,6 @@ def _initdb(root: Path, binaries: Binaries, account: Account) -> None:
     half.rename(root / "data")
 
 
-def _register(root: Path) -> IO[str]:
-    user = (root / "users.lock").open("w")
-    fcntl.flock(user, fcntl.LOCK_SH)
-    return user
-
-
 def _running_port(root: Path) -> int | None:
     """Return the port of the running server, or None, also after a crash."""
     lines = _pid_file_lines(root)
@@ -394,10 +388,10 @@ def _of_account(path: Path, mode: str = "r") -> IO[str]:
 
 
 def _drop_stale_pid_file(root: Path) -> None:
-    # PostgreSQL takes a live process of its user with that id for a server, and would refuse to start.
-    lines = _pid_file_lines(root)
-    deadline = time.monotonic() + 10
-    while lines and is_postgres(int(lines[0])) and time.monotonic() < deadline:
-        time.sleep(0.02)  # a killed server that has closed its port, but is not gone yet
-    if lines and not is_postgres(int(lines[0])):
-        (root / "data" / "postmaster.pid").unlink()
+    """Drop it, because PostgreSQL takes a live process of its user with that id for a server, and would not start."""
+    for pid in map(int, _pid_file_lines(root)[:1]):
+        deadline = time.monotonic() + 10
+        while is_postgres(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)  # a killed server that has closed its port, but is not gone yet
+        if not is_postgres(pid):
+            (root / "data" / "postmaster.pid").unlink()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -104,14 +105,12 @@ class Instrumentation(signals.Listener):
         self._settled(task, "completed" if outcome is None else outcome.facts.counts_as or outcome.facts.verb)
 
     def crashed(self, task: Lease, error: BaseException | str) -> None:
-        """The failure is stored, or the outcome came too late."""
         self._settled(task, "lost" if isinstance(error, LeaseLost) else "failed", error)
 
     def _settled(self, task: Lease, outcome: str, error: BaseException | str | None = None) -> None:
-        found = self._open.pop(task, None)
-        if found is None:
+        span, began = self._open.pop(task, (None, 0.0))
+        if span is None:
             return
-        span, began = found
         span.add_event("dbtaskqueue.settled", {"dbtaskqueue.outcome": outcome})
         failed = {} if error is None else _fail(span, error)
         span.end()
@@ -153,13 +152,11 @@ def _attributes(queue: str, name: str, kind: str) -> Attributes:
 
 def _continue(task: Lease, span: Span) -> None:
     """Have the processor run in the span, here and in a child process: both read the task's context."""
-    try:
+    with suppress(ValueError):  # a task that cannot be decoded fails
         stored = json.loads(task.context_text or "{}")
-    except ValueError:
-        return  # the task cannot be decoded, and fails
-    if isinstance(stored, dict) and span.get_span_context().is_valid:
-        PROPAGATOR.inject(stored, trace.set_span_in_context(span))
-        task.context_text, task.decoded_context = json.dumps(stored), None
+        if isinstance(stored, dict) and span.get_span_context().is_valid:
+            PROPAGATOR.inject(stored, trace.set_span_in_context(span))
+            task.context_text, task.decoded_context = json.dumps(stored), None
 
 
 def _fail(span: Span, error: BaseException | str) -> Attributes:

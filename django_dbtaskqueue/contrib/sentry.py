@@ -36,10 +36,8 @@ class Reporter(signals.Listener):
         self._open = WeakKeyDictionary[Lease, str | None]()  # check-ins of attempts; of one given back it goes with it
 
     def started(self, task: Lease) -> None:
-        found = _monitor(task)
-        if found is not None:
-            slug, config = found
-            self._open[task] = capture_checkin(monitor_slug=slug, status="in_progress", monitor_config=config)
+        if found := _monitor(task):
+            self._open[task] = capture_checkin(monitor_slug=found[0], status="in_progress", monitor_config=found[1])
 
     def executed(self, task: Lease, outcome: Outcome) -> None:
         self._check_in(task, "ok")
@@ -62,8 +60,7 @@ class Reporter(signals.Listener):
 
     def _check_in(self, task: Lease, status: str) -> None:
         check_in = self._open.pop(task, None)
-        found = _monitor(task) if check_in is not None else None
-        if found is not None:
+        if check_in is not None and (found := _monitor(task)):
             capture_checkin(monitor_slug=found[0], check_in_id=check_in, status=status, monitor_config=found[1])
 
 

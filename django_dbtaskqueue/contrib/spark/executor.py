@@ -120,9 +120,8 @@ class SparkExecutor:
 
     @property
     def _size(self) -> int:
-        least = 2 * self._cores
-        wanted = least if self._mean is None else int(SPARK_JOB_TARGET_S * self._cores / self._mean)
-        return max(least, min(MAX_SPARK_JOB_TASKS, wanted))
+        wanted = 0 if self._mean is None else int(SPARK_JOB_TARGET_S * self._cores / self._mean)
+        return max(2 * self._cores, min(MAX_SPARK_JOB_TASKS, wanted))
 
     def _session(self) -> SparkSession:
         """Return Spark's session; a new one if the last has ended, because its master was gone for long."""
@@ -140,8 +139,7 @@ class SparkExecutor:
         while not self._ended.is_set():
             calls = self._gather()
             try:
-                if calls:
-                    self._process(calls)
+                self._process(calls)
             except Exception as error:  # without this thread the tasks would stay leased
                 logger.exception("The answers of Spark's workers could not be read")
                 for call in calls:
@@ -157,7 +155,7 @@ class SparkExecutor:
 
     def _process(self, calls: list[Call], *, again: bool = False) -> None:
         try:
-            answers = self._run(calls, again=again)
+            answers = self._run(calls, again=again) if calls else []
         except Exception as error:
             self._failed(calls, error)
             return
@@ -218,7 +216,7 @@ class SparkExecutor:
             left[0].future.set_exception(PipelineError(f"The Spark worker that ran this task ended: {reason}"))
             return
         middle = (len(left) + 1) // 2
-        for half in filter(None, (left[:middle], left[middle:])):
+        for half in (left[:middle], left[middle:]):
             self._process(half, again=True)
 
     def _runs(self) -> bool:
@@ -260,10 +258,9 @@ def place_of(alias: str) -> Place:
 
 
 def perform_rows(rows: list[dict[str, Any]], *, again: bool, places: Mapping[str, Place]) -> list[dict[str, Any]]:
-    """Run and settle the jobs of a partition; return a summary of each. Raises only before the first has begun.
+    """Run and settle the jobs of a partition, as `on_worker` says; return a summary of each.
 
-    ``again``: Spark has run this partition before, and that run may have settled some of the tasks. ``places`` are the
-    poller's databases by alias; raises PipelineError if one is another here.
+    Raises only before the first has begun: PipelineError if a database is another one here.
     """
     for alias, there in places.items():
         here = place_of(alias)
