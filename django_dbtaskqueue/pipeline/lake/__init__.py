@@ -9,9 +9,8 @@ A table is a folder of Parquet files, in partitions by the day the task finished
 counts when the log names it. A commit adds and removes files in one step, and stores a token, so that it is made only
 once. The name of a file ends with the SHA-256 of its bytes. Each reader here compares the two before it uses the file.
 
-The files are in a local folder, or in an object store, such as ``s3://BUCKET/FOLDER``, which ``deltalake`` gives access
-to: it finds keys and endpoint in the environment, or takes the role of the machine. A write is durable when it returns.
-No key is part of a URL, a log, a row or the text of an error.
+The files are in a local folder, or in an object store, which ``deltalake`` gives access to: it finds keys and endpoint
+in the environment, or takes the role of the machine. No key is part of a URL, a log, a row or the text of an error.
 """
 
 from __future__ import annotations
@@ -105,8 +104,8 @@ class Lake:
         lake = cls(path)
         is_lake = lake.has_table("tasks")
         with reading(lake.root, ACCESS_REMEDY):
-            names = [] if is_lake else lake.store.names()
-        if any(one not in LAKE_SCHEMAS for one in names):
+            found = [] if is_lake else lake.store.files.get_file_info(FileSelector("", allow_not_found=True))
+        if any(one.base_name not in LAKE_SCHEMAS for one in found):
             raise LakeError(lake.root, "holds other data", "Give the lake a folder of its own")
         if not is_lake and not create:
             raise LakeError(lake.root, "is not a lake", "Check the path; `archive` and `stream` make a lake")
@@ -124,7 +123,8 @@ class Lake:
         """Make a table, or add its new columns. Raises LakeError."""
         schema, place = Schema.from_arrow(lake_schema(table)), self.store.uri(table)
         with writing(self.root):
-            self.store.make(table)
+            if self.store.path:
+                (self.store.path / table).mkdir(parents=True, exist_ok=True)
             delta = DeltaTable.create(place, schema, "ignore", [PARTITION], storage_options=self.store.options)
             known = {one.name for one in delta.schema().fields}
             if new := [one for one in schema.fields if one.name not in known]:
@@ -198,8 +198,8 @@ class Lake:
 
     def read(self, file: DataFile, columns: list[str] | None = None) -> pa.Table:
         """Return the rows of a file, with those of the columns that it has. Raises LakeError for a damaged one."""
-        with reading(self.path(file)):
-            content = self.store.read(file.name)
+        with reading(self.path(file)), self.store.files.open_input_file(file.name) as stored:
+            content = stored.read()
             self._compare(file, hashlib.sha256(content).hexdigest())
             if columns is not None:  # a file of an earlier version lacks the columns that are newer
                 there = pq.read_schema(pa.BufferReader(content)).names
@@ -387,14 +387,6 @@ class LakeStore:
     def files(self) -> FileSystem:
         return SubTreeFileSystem(self.root, LocalFileSystem()) if self.path else PyFileSystem(_remote(self.root))
 
-    def names(self) -> list[str]:
-        """Return the names of files and folders directly below the root."""
-        return [one.base_name for one in self.files.get_file_info(FileSelector("", allow_not_found=True))]
-
-    def read(self, name: str) -> bytes:
-        with self.files.open_input_file(name) as content:
-            return bytes(content.read())
-
     def sha256(self, name: str) -> str:
         """Return the checksum of a file, of which only a part is in memory at a time."""
         with self.files.open_input_stream(name, compression=None, buffer_size=READ_BYTES) as content:
@@ -412,11 +404,6 @@ class LakeStore:
         for start in range(0, len(content), READ_BYTES):
             out.write(bytes(content[start : start + READ_BYTES]))
         out.close()  # type: ignore[attr-defined]  # the stub of deltalake 1.6 lacks it
-
-    def make(self, name: str) -> None:
-        """Make a folder, where there are folders."""
-        if self.path:
-            (self.path / name).mkdir(parents=True, exist_ok=True)
 
     def flush(self, *folders: str) -> None:
         """Make the files durable that were added to these folders; an object store keeps what it confirmed."""
@@ -461,10 +448,9 @@ def store_of(path: str | os.PathLike[str]) -> LakeStore:
 
 def writing(place: str) -> AbstractContextManager[None]:
     """Raise the errors of the block as LakeError with a remedy."""
-    remedy = "Check path, owner and free space, or give another folder with --lake"
-    if "://" in place:
-        remedy = "Check the URL, the keys in the environment, the endpoint and the rights on the folder"
-    return reading(place, remedy, "written")
+    of_store = "Check the URL, the keys in the environment, the endpoint and the rights on the folder"
+    of_disk = "Check path, owner and free space, or give another folder with --lake"
+    return reading(place, of_store if "://" in place else of_disk, "written")
 
 
 @contextmanager

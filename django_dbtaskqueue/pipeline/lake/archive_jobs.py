@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -26,7 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Window, functions as F
+from pyspark.sql import DataFrame, Window, functions as F
 
 from django_dbtaskqueue.core.columns import COPIED
 from django_dbtaskqueue.core.durations import MAX_DELAY, parse_length
@@ -39,10 +39,10 @@ from django_dbtaskqueue.pipeline.lake.export import (
     Batches,
     Export,
     ExportedBatch,
-    SliceWriter,
     TaskFilters,
     compact,
     write_finished,
+    write_slices,
 )
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
 from django_dbtaskqueue.pipeline.source import (
@@ -173,7 +173,7 @@ class ArchiveRun:
             wanted += [("queue_name", "in", list(batch.filters.queues))] if batch.filters.queues else []
             wanted += [("watched", "known", False)] if batch.source == "task" else []
             tasks = Selection(database, batch.source, SCHEMAS[batch.source], tuple(wanted), snapshot.name)
-            writer = SliceWriter(export, tasks, batch.filters.cutoff, slices)
+            writer = partial(write_slices, export, tasks, batch.filters.cutoff, slices)
             return export.files_of(spark.range(0, len(slices), 1, len(slices)), writer), snapshot.horizon
 
     def _judged(self, tasks: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -187,9 +187,7 @@ class ArchiveRun:
     def raise_broken(self) -> None:
         """Raise CheckFailed with the counts of the run, which has archived all other tasks."""
         rules = "; ".join(
-            f"{name}: {len(ids):,} rows (task {', '.join(map(str, ids[:MAX_NAMED_TASKS]))}"
-            f"{', …' if len(ids) > MAX_NAMED_TASKS else ''})"
-            for name, ids in self.broken.items()
+            f"{name}: {len(ids):,} rows (task {named(ids, MAX_NAMED_TASKS)})" for name, ids in self.broken.items()
         )
         raise CheckFailed(
             f"Tasks that break rules stay in the database ({rules}). Correct or delete them, or archive them as they "
@@ -199,6 +197,11 @@ class ArchiveRun:
 
     def _step(self, name: str) -> None:
         self.context.progress(name, self.done["tasks"], 0)
+
+
+def named(found: Sequence[object], most: int) -> str:
+    """Return the first of these as text."""
+    return ", ".join([*map(str, found[:most]), *["…"][: len(found) > most]])
 
 
 def task_ids(tasks: Collection[tuple[str, int]]) -> pa.Table:
@@ -258,18 +261,17 @@ class Stream(Job):
 
     def run(self, context: Context) -> Result:
         """Return how many ``rows`` this run copied in how many ``files``; ``whole_table``: why it read all rows."""
-        database = context.need_database()
+        database, options = context.need_database(), context.options
         if not database.postgresql:
             raise PipelineError("Finished tasks can be streamed from PostgreSQL only. With SQLite, use `archive`.")
-        if context.options["unregister"]:
+        if options["unregister"]:
             if not context.dry_run:
-                unregister_stream(database, context.options["unregister"])
-            return {"unregistered": context.options["unregister"], **({"dry_run": True} if context.dry_run else {})}
-        path = context.need_lake()
-        lake = Lake.at(path, create=not context.dry_run)
+                unregister_stream(database, options["unregister"])
+            return {"unregistered": options["unregister"], **({"dry_run": True} if context.dry_run else {})}
+        lake = Lake.at(context.need_lake(), create=not context.dry_run)
         if context.dry_run:
             return {"rows": 0, "files": 0, "dry_run": True}
-        place, name = checkpoint(lake, database.location, context.options["checkpoint"])
+        place, name = checkpoint(lake, database.location, options["checkpoint"])
         before, reason = {one.path for one in lake.files("finished")}, ""
         try:
             rows = stream_tasks(context.spark, database, name=name)
@@ -278,8 +280,8 @@ class Stream(Job):
             context.progress(f"each micro-batch reads the whole table: {reason}", 0, 0)
             rows = stream_tasks(context.spark, database)
         writer = rows.writeStream.foreachBatch(partial(sink, lake, name, database.location))
-        interval = f"{context.options['interval'].total_seconds()} seconds"
-        trigger: Any = {"availableNow": True} if context.options["once"] else {"processingTime": interval}
+        interval = f"{options['interval'].total_seconds()} seconds"
+        trigger: Any = {"availableNow": True} if options["once"] else {"processingTime": interval}
         query = writer.option("checkpointLocation", str(place)).trigger(**trigger).start()
         context.progress("streaming", 0, 0)
         try:
@@ -311,31 +313,26 @@ def chosen(tasks: DataFrame, options: Options) -> DataFrame:
     return tasks
 
 
-def _time_to_live() -> Column:
-    """Return how long a task could be started after it was due. A task that has run counts as due at its creation."""
-    due = F.when(F.col("total_attempt") == 0, F.greatest("create_time", "next_process_time"))
-    span = F.col("expire_time") - F.coalesce(due, "create_time")
-    return F.when(span.isNotNull(), F.least(F.greatest(span, F.lit(timedelta(0))), F.lit(MAX_DELAY)))
-
-
 def as_new(tasks: DataFrame, to: str | None, rate: float | None) -> DataFrame:
     """Return archived tasks as new ones; of each (queue, reference) the one that was archived last.
 
     A task without a reference gets one made of its old id, so that replaying it twice adds one task. With a ``rate``
     so many tasks become due per second from now on.
     """
-    named = F.concat_ws(":", F.lit("replay"), "location", "id")
-    values = {one: F.make_dt_interval(secs=one.db) if one.type == "float8" else F.col(one.db) for one in COPIED}
-    columns = [
-        (F.lit(to) if to else F.col("queue_name")).alias("queue"),
-        F.coalesce("reference_number", named).alias("reference"),
-        *(value.alias(column.argument) for column, value in values.items()),
-        _time_to_live().alias("ttl"),
-        F.coalesce("finish_time", "last_update_time").alias("_ended"),
-        F.col("id").alias("_id"),
-    ]
+    # How long the task could be started after it was due. A task that has run counts as due at its creation.
+    due = F.when(F.col("total_attempt") == 0, F.greatest("create_time", "next_process_time"))
+    span = F.col("expire_time") - F.coalesce(due, "create_time")
+    values = {
+        "queue": F.lit(to) if to else F.col("queue_name"),
+        "reference": F.coalesce("reference_number", F.concat_ws(":", F.lit("replay"), "location", "id")),
+        **{one.argument: F.make_dt_interval(secs=one.db) if one.type == "float8" else F.col(one.db) for one in COPIED},
+        "ttl": F.when(span.isNotNull(), F.least(F.greatest(span, F.lit(timedelta(0))), F.lit(MAX_DELAY))),
+        "_ended": F.coalesce("finish_time", "last_update_time"),
+        "_id": F.col("id"),
+    }
     last = Window.partitionBy("queue", "reference").orderBy(F.desc("_ended"), F.desc("_id"))
-    new = tasks.select(*columns).withColumn("_rank", F.row_number().over(last)).filter("_rank = 1")
+    new = tasks.select(*(value.alias(name) for name, value in values.items()))
+    new = new.withColumn("_rank", F.row_number().over(last)).filter("_rank = 1")
     if rate is not None:
         place = F.row_number().over(Window.orderBy("_ended", "_id")) - 1
         due = F.timestamp_seconds(F.lit(datetime.now(UTC).timestamp()) + place / F.lit(rate))

@@ -1,9 +1,8 @@
 """The job ``erase``: the tasks of some references leave the database and the lake, and a proof is kept.
 
 The lake's files are written again without the rows. First ``attempts`` and ``finished`` lose them, then a transaction
-deletes the rows of the database and ends with the commit of the lake's ``tasks``. So a run after a kill finds the tasks
-that are left by their references. At last the summaries of changed days and the replaced files are deleted, and
-everything is counted again.
+deletes the rows of the database and ends with the commit of the lake's ``tasks``: so a run after a kill finds the tasks
+that are left by their references. At last the summaries of changed days and the replaced files are deleted.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from pyarrow.fs import FileSelector
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
-from django_dbtaskqueue.pipeline.database import Database, Link
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
 from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake, writing
-from django_dbtaskqueue.pipeline.lake.archive_jobs import task_ids
+from django_dbtaskqueue.pipeline.lake.archive_jobs import named, task_ids
 from django_dbtaskqueue.pipeline.lake.export import Batches, Export, remove_out_of_date
 from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
@@ -61,7 +59,7 @@ class Erase(Job):
         database, references = context.need_database(), _references(context)
         lake = Lake.at(context.lake) if context.lake else None
         with Batches.locked(database) as batches:
-            erasure = Erasure(context, database, batches.link, lake, references)
+            erasure = Erasure(context, batches, lake, references)
             other_lakes = erasure.other_lakes()
             if lake is not None and not context.dry_run:
                 batches.resume(lake)
@@ -79,11 +77,9 @@ class Erase(Job):
         if proof.get("files_not_deleted"):
             faults.append("The lake has files of killed runs that are younger than a day. Run it again later.")
         if unknown:
-            names = ", ".join([*map(repr, unknown[:MAX_NAMED]), *["…"][: len(unknown) > MAX_NAMED]])
-            faults.append(
-                f"Nothing has {len(unknown):,} of these references: {names}. They were erased before, or are written "
-                "another way."
-            )
+            names = named([*map(repr, unknown)], MAX_NAMED)
+            reason = f"Nothing has {len(unknown):,} of these references: {names}"
+            faults.append(f"{reason}. They were erased before, or are written another way.")
         if faults:
             raise CheckFailed(" ".join(faults), proof)
         return proof
@@ -113,30 +109,23 @@ def _references(context: Context) -> tuple[str, ...]:
 class Found:
     """Rows about the tasks: their number in each place, and what it takes to remove them."""
 
-    counts: dict[str, int] = field(default_factory=dict)
-    hot: list[tuple[str, int, str, bool]] = field(default_factory=list)  # reference, id, status, not waited for
-    keys: set[tuple[str, int]] = field(default_factory=set)  # location and id of each task
-    references: set[str] = field(default_factory=set)  # those that any row has
+    hot: list[tuple[str, int, str, bool]]  # reference, id, status, not waited for
+    keys: set[tuple[str, int]]  # location and id of each task
+    references: set[str]  # those that any row has
+    counts: dict[str, int]
     files: dict[str, list[tuple[DataFile, pa.Table]]] = field(default_factory=dict)  # with the tasks to remove
     archived: Counter[str] = field(default_factory=Counter)  # tasks of the lake by queue
 
 
-@dataclass
 class Erasure:
     """One run."""
 
-    context: Context
-    database: Database
-    link: Link
-    lake: Lake | None
-    references: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        database, queues = self.database, self.context.options["queue"]
-        array = database.dialect.array
-        self.sql = EraseStatements(database.tables, database.dialect)
-        self.retention = RetentionStatements(database.tables, database.dialect)
-        self.params = {"references": array(self.references), "queues": array(queues), "every": not queues}
+    def __init__(self, context: Context, batches: Batches, lake: Lake | None, references: tuple[str, ...]) -> None:
+        self.context, self.lake, self.references = context, lake, references
+        self.database, self.link, queues = batches.database, batches.link, context.options["queue"]
+        tables, dialect = self.database.tables, self.database.dialect
+        self.sql, self.retention = EraseStatements(tables, dialect), RetentionStatements(tables, dialect)
+        self.params = {"references": dialect.array(references), "queues": dialect.array(queues), "every": not queues}
 
     def other_lakes(self) -> list[str]:
         """Return further lakes with tasks of this database; each needs a run of its own. Raises JobOptionError."""
@@ -148,14 +137,11 @@ class Erasure:
     def found(self, removed: Collection[tuple[str, int]] = ()) -> Found:
         """Return what there is now, also about tasks that were ``removed``. Raises LakeError for a damaged file."""
         self.context.progress("counting rows", 0, 0)
-        found = Found()
-        found.hot = self._hot()
-        history = self.link.run(self.sql.history, self.params)
-        used = self.link.run(self.sql.used_references, self.params)
-        found.references.update(row[0] for row in (*found.hot, *history, *used))
-        found.keys = {*removed, *((location, task_id) for _, location, task_id in history)}
-        found.keys |= {(self.database.location, task_id) for _, task_id, _status, _free in found.hot}
-        found.counts = {"tasks": len(found.hot), "history": len(history)}
+        hot, here = self._hot(), self.database.location
+        history, used = (self.link.run(sql, self.params) for sql in (self.sql.history, self.sql.used_references))
+        keys = {*removed, *((location, one) for _, location, one in history), *((here, one) for _, one, _, _ in hot)}
+        references = {row[0] for row in (*hot, *history, *used)}
+        found = Found(hot, keys, references, {"tasks": len(hot), "history": len(history)})
         for table in ("tasks", "finished") if self.lake else ():
             found.files[table] = [*self._files(table, found)]
         for place, (count, _remove) in self.sql.about.items():
@@ -207,12 +193,8 @@ class Erasure:
             (needed, "are waited for by others. Wait for these to end"),
         ):
             if refused:
-                names = ", ".join(map(str, refused[:MAX_NAMED]))
-                more = ", …" if len(refused) > MAX_NAMED else ""
-                raise PipelineError(
-                    f"{len(refused):,} of these tasks (task {names}{more}) {reason}, then run erase again. "
-                    "Nothing was removed."
-                )
+                tasks = f"{len(refused):,} of these tasks (task {named(refused, MAX_NAMED)})"
+                raise PipelineError(f"{tasks} {reason}, then run erase again. Nothing was removed.")
 
     def performed(self, before: Found, facts: Result) -> Result:
         audit = self._audit_begun(facts)

@@ -15,12 +15,11 @@ import sqlite3
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -59,7 +58,6 @@ SET_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 SET_WORK_MEMORY = "SET LOCAL work_mem = '128MB'"
 COPY_BATCH_ROWS = 100_000
 REVOKED = "A run was killed before it deleted these tasks: its files were taken out of the lake."
-ANOTHER_ARCHIVE = "Another archive of {!r} is running. Wait for it to end."
 ARCHIVE_LOCK = "hashtext('dbtaskqueue archive'), hashtext(%(location)s)"
 LOCK_ARCHIVE = f"SELECT pg_try_advisory_lock({ARCHIVE_LOCK})"
 UNLOCK_ARCHIVE = f"SELECT pg_advisory_unlock({ARCHIVE_LOCK})"
@@ -104,19 +102,23 @@ class Batches:
     @contextmanager
     def locked(cls, database: Database) -> Iterator[Batches]:
         """Hold the database's lock of the archive. Raises PipelineError at once if another archive holds it."""
-        with database.open() as link:
-            batches = cls(database, link)
-            if not link.postgresql:
-                with _exclusive(Path(f"{os.path.realpath(database.conninfo['dbname'])}-archive")):
-                    yield batches
-                return
-            if not batches._run(LOCK_ARCHIVE, location=database.location)[0][0]:
-                raise PipelineError(ANOTHER_ARCHIVE.format(database))
+        with database.open() as link, ExitStack() as ends:
+            batches, taken = cls(database, link), False
+            if link.postgresql:
+                taken = batches._run(LOCK_ARCHIVE, location=database.location)[0][0]
+            else:
+                file = ends.enter_context(open(f"{os.path.realpath(database.conninfo['dbname'])}-archive", "a"))
+                with suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    taken = True
+            if not taken:
+                raise PipelineError(f"Another archive of {database!r} is running. Wait for it to end.")
             try:
                 yield batches
             finally:
-                with suppress(psycopg.Error):  # the connection's end lets go, too, but a moment after its close
-                    batches._run(UNLOCK_ARCHIVE, location=database.location)
+                if link.postgresql:
+                    with suppress(psycopg.Error):  # the connection's end lets go, too, but a moment after its close
+                        batches._run(UNLOCK_ARCHIVE, location=database.location)
 
     def unfinished(self) -> list[tuple[Any, ...]]:
         """Return (token, location, lake) of the batches that were frozen and not ended, the oldest first."""
@@ -233,17 +235,6 @@ class Batches:
             raise PipelineError(f"{self.database!r} cannot be archived: {error}. Run manage.py migrate.") from error
 
 
-@contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock of that file; raise PipelineError if another process holds it. A process's end releases it."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PipelineError(ANOTHER_ARCHIVE.format(path)) from None
-        yield
-
-
 # -- export ------------------------------------------------------------------------------------------------------------
 
 Item = TypeVar("Item")
@@ -277,7 +268,12 @@ class Export(NamedTuple):
     def write_day(self, table: str, day: str, rows: pa.Table, name: str) -> DataFile:
         """Write rows of one day into one file, as ``write`` does."""
         content = io.BytesIO()
-        pq.write_table(rows, content, **encodings(rows.schema))
+        numbers = [one.name for one in rows.schema if pa.types.is_integer(one.type) or pa.types.is_timestamp(one.type)]
+        pq.write_table(
+            rows, content, compression="zstd", compression_level=3, store_schema=False, write_page_checksum=True,
+            use_dictionary=[one.name for one in rows.schema if pa.types.is_string(one.type)],
+            column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),  # differences, in a tenth of the bytes
+        )  # fmt: skip
         sha256 = hashlib.sha256(content.getbuffer()).hexdigest()
         path = f"{PARTITION}={day}/{self.token}-{name}-{sha256}.parquet"
         file = DataFile(table, path, rows.num_rows, content.tell())
@@ -340,19 +336,6 @@ def _groups(files: Sequence[DataFile], without: Collection[str], fewest: int) ->
                 yield group
 
 
-def encodings(schema: pa.Schema) -> dict[str, object]:
-    """Return the options of Parquet files. Ids and times are stored as differences, in a tenth of the bytes."""
-    numbers = [one.name for one in schema if pa.types.is_integer(one.type) or pa.types.is_timestamp(one.type)]
-    return {
-        "compression": "zstd",
-        "compression_level": 3,
-        "store_schema": False,
-        "use_dictionary": [one.name for one in schema if pa.types.is_string(one.type)],
-        "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
-        "write_page_checksum": True,
-    }
-
-
 # -- in Spark's tasks --------------------------------------------------------------------------------------------------
 
 
@@ -384,36 +367,29 @@ def tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     return map(pa.Table.from_batches, chunked(batches, attrgetter("nbytes"), MAX_TABLE_BYTES))
 
 
-@dataclass(frozen=True)
-class SliceWriter:
-    """For ``mapInArrow`` over numbers of slices: writes the tasks of a batch, and their attempts, slice by slice."""
-
-    export: Export
-    tasks: Selection
-    cutoff: datetime
-    slices: tuple[tuple[int, int], ...]
-
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in (one for batch in numbers for one in batch.column(0).to_pylist()):
-            yield from described(self._slice(*self.slices[number]))
-
-    def _slice(self, low: int, high: int) -> Iterator[DataFile]:
-        for index, rows in enumerate(tables(self.tasks.read(Slice(low, high)))):
+def write_slices(
+    export: Export, tasks: Selection, cutoff: datetime, slices: Sequence[tuple[int, int]],
+    numbers: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """For ``mapInArrow`` over numbers of slices: write the tasks of a batch, and their attempts, slice by slice."""
+    for number in (one for batch in numbers for one in batch.column(0).to_pylist()):
+        for index, rows in enumerate(tables(tasks.read(Slice(*slices[number])))):
             ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
-            old = rows.filter(pc.less(ended, pa.scalar(self.cutoff, pa.timestamp("us", "UTC"))))
+            old = rows.filter(pc.less(ended, pa.scalar(cutoff, pa.timestamp("us", "UTC"))))
             if old.num_rows:
-                tasks, name = lake_tasks(old, self.tasks.database.location), f"{task_attempt_id()}-{index}"
-                yield from self.export.write("tasks", tasks, name)
-                yield from self.export.write("attempts", self._attempts_of(tasks), name)
+                found, name = lake_tasks(old, tasks.database.location), f"{task_attempt_id()}-{index}"
+                yield from described(export.write("tasks", found, name))
+                yield from described(export.write("attempts", _attempts_of(found, tasks), name))
 
-    def _attempts_of(self, tasks: pa.Table) -> pa.Table:
-        """Return the failed attempts of these tasks, each with the day of its task."""
-        ends = pc.min_max(tasks["id"]).as_py()
-        near = (("task_id", ">=", ends["min"]), ("task_id", "<=", ends["max"]))
-        chosen = replace(self.tasks, table="attempt", schema=ATTEMPTS, conditions=near)
-        found = pa.Table.from_batches(chosen.read(Slice()), arrow_schema(ATTEMPTS))
-        owners = tasks.select(["location", "id", PARTITION]).rename_columns(["location", "task_id", PARTITION])
-        return conformed(found.join(owners, ["location", "task_id"], join_type="inner"), "attempts")
+
+def _attempts_of(found: pa.Table, tasks: Selection) -> pa.Table:
+    """Return the failed attempts of the tasks that were found, each with the day of its task."""
+    ends = pc.min_max(found["id"]).as_py()
+    near = (("task_id", ">=", ends["min"]), ("task_id", "<=", ends["max"]))
+    chosen = replace(tasks, table="attempt", schema=ATTEMPTS, conditions=near)
+    attempts = pa.Table.from_batches(chosen.read(Slice()), arrow_schema(ATTEMPTS))
+    owners = found.select(["location", "id", PARTITION]).rename_columns(["location", "task_id", PARTITION])
+    return conformed(attempts.join(owners, ["location", "task_id"], join_type="inner"), "attempts")
 
 
 def write_finished(export: Export, location: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
