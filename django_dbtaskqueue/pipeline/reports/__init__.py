@@ -247,18 +247,15 @@ def _written(context: jobs.Context, period: Period, figures: Figures, tables: Ta
     folder = Path(context.options["out"]).absolute() if context.options["out"] else None
     page = context.render_page(kind, stored) if folder and context.render_page else None
     database = context.database if context.options["store"] else None
-    with (
-        _row(database, period, stored, str(folder or "")) if database else nullcontext() as row_id,
-        _published(folder, stored, page, tables) if folder else nullcontext(),
-    ):
-        pass  # the files are in place before the row is committed
+    with _row(database, period, stored, str(folder or "")) if database else nullcontext() as row_id:
+        if folder:
+            _publish(folder, stored, page, tables)  # the files are in place before the row is committed
     places = {"report_id": row_id, "folder": folder, "page": folder / f"{kind}.html" if folder and page else None}
     return {name: jobs.plain(place) for name, place in places.items() if place is not None}
 
 
-@contextmanager
-def _published(folder: Path, figures: Figures, page: str | None, tables: Tables) -> Iterator[None]:
-    """Write all files beside ``folder``, and put them in its place when the block ends; after an error remove them."""
+def _publish(folder: Path, figures: Figures, page: str | None, tables: Tables) -> None:
+    """Write all files beside ``folder``, then put them in its place; after an error remove them."""
     part, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("part", "old"))
     try:
         part.mkdir(parents=True)
@@ -267,7 +264,6 @@ def _published(folder: Path, figures: Figures, page: str | None, tables: Tables)
             (part / f"{figures['kind']}.html").write_text(page, encoding="utf-8")
         for name, rows in tables.items():
             pq.write_table(rows, part / f"{name}.parquet", compression="zstd")
-        yield
         if folder.exists():
             folder.rename(old)
         part.rename(folder)

@@ -1,7 +1,6 @@
 """The job ``forecast``: the pollers that each hour of the week needs, and the hours that were unusual.
 
-The queueing model is M/M/c with Allen and Cunneen's correction: uneven arrivals and run times stretch the tail of the
-wait. `whatif` replays the result on recorded tasks.
+`whatif` replays the result on recorded tasks.
 """
 
 from __future__ import annotations
@@ -76,11 +75,10 @@ def predict(arrivals: Mapping[datetime, int], zone: tzinfo) -> Prediction:
     begin, counts = wall_clock(arrivals, zone)
     midnight = -begin.hour % HOURS_OF_DAY
     days = (len(counts) - midnight) // HOURS_OF_DAY
-    number = days * HOURS_OF_DAY // HOURS_OF_WEEK
+    number, end = days // 7, midnight + days * HOURS_OF_DAY
     if number < 1:
         known = {_hour_of_week(begin + timedelta(hours=hour)): float(count) for hour, count in enumerate(counts)}
         return Prediction(NAIVE, known, NORMAL_EDGES, {}, None, 0, 0)
-    end = midnight + days * HOURS_OF_DAY
     weeks = counts[end - number * HOURS_OF_WEEK : end].reshape(number, HOURS_OF_WEEK)
     first = _hour_of_week(begin + timedelta(hours=end))
     return _predicted(weeks, [(first + hour) % HOURS_OF_WEEK for hour in range(HOURS_OF_WEEK)])
@@ -96,8 +94,7 @@ def _predicted(weeks: Weeks, hours: list[int]) -> Prediction:
     name = min(errors, key=lambda one: errors[one], default=NAIVE)  # of equal ones the first
     # In standard deviations of independent arrivals, which makes hours comparable.
     scores = (actual - found[name]) / np.sqrt(found[name] + 1)
-    coverage: float | None = None
-    width = 1.0
+    coverage, width = None, 1.0
     for width in WIDTHS if len(scores) > 1 else ():
         edges = np.array([_edges(scores[:week], width) for week in range(1, len(scores))])
         coverage = float(np.mean((edges[:, :1] <= scores[1:]) & (scores[1:] <= edges[:, 1:])))
@@ -245,8 +242,7 @@ class Forecast(reports.ReportJob):
         return figures, {"needs": pa.Table.from_pylist(figures["hours"])}
 
     def details(self, result: reports.Row) -> Iterable[str]:
-        errors = {one["model"]: one["error"] for one in result["errors"]}
-        if errors:
+        if errors := {one["model"]: one["error"] for one in result["errors"]}:
             held = "not measured" if result["coverage"] is None else percent(result["coverage"])
             yield (
                 f"  arrivals: {result['model']}; mean error {number(errors[result['model']])} an hour "
@@ -290,12 +286,10 @@ def observed(context: Context, period: Period, kept: KeptDays) -> tuple[reports.
 def unevenness_of(minutes: DataFrame) -> float:
     """Return the variance over the mean of arrivals per minute within an hour, of `minute_parts`; 1 if independent."""
     by_minute = minutes.groupBy("hour").agg(F.sum("arrived").cast("double").alias("tasks"))
-    hours = by_minute.groupBy(F.floor(F.col("hour") / MINUTES_OF_HOUR)).agg(
-        F.sum("tasks").alias("tasks"), F.sum(F.col("tasks") ** 2).alias("squares")
-    )
-    (sums,) = hours.agg(
-        F.sum("tasks").alias("mean"), F.sum(F.col("squares") - F.col("tasks") ** 2 / MINUTES_OF_HOUR).alias("variance")
-    ).collect()
+    hours = by_minute.groupBy(F.floor(F.col("hour") / MINUTES_OF_HOUR))
+    sums_of_hours = hours.agg(F.sum("tasks").alias("tasks"), F.sum(F.col("tasks") ** 2).alias("squares"))
+    variance = F.sum(F.col("squares") - F.col("tasks") ** 2 / MINUTES_OF_HOUR).alias("variance")
+    (sums,) = sums_of_hours.agg(F.sum("tasks").alias("mean"), variance).collect()
     if not sums["mean"]:
         return 1.0
     found = sums["variance"] * MINUTES_OF_HOUR / (MINUTES_OF_HOUR - 1) / sums["mean"]
@@ -407,30 +401,21 @@ def servers_needed(rate: float, service: Service, target: Target, unevenness: fl
 
 def needs(coming: Prediction, service: Service, target: Target, unevenness: float) -> list[Need]:
     """Return what each hour of the week needs that has been seen: replays kept the promise for the upper edge only."""
-
-    def servers(per_hour: float) -> int:
-        return servers_needed(per_hour / 3600, service, target, unevenness)
-
-    return [
-        Need(hour, mean, servers(most), servers(mean), least, most)
-        for hour, mean in sorted(coming.expected.items())
-        for least, most in [coming.interval(hour)]
-    ]
+    found = []
+    for hour, mean in sorted(coming.expected.items()):
+        least, most = coming.interval(hour)
+        servers, expected = (servers_needed(rate / 3600, service, target, unevenness) for rate in (most, mean))
+        found.append(Need(hour, mean, servers, expected, least, most))
+    return found
 
 
 class Stretch(NamedTuple):
-    """Neighbouring hours of one day that need more pollers than there are: from ``start`` to before ``end``."""
+    """Neighbouring hours of one day that need more pollers than there are, and what the busiest of them needs."""
 
     start: int
     end: int
     pollers: int
     expected: int
-
-    @classmethod
-    def of(cls, needs: Sequence[Need], slots: int) -> Stretch:
-        """Return the stretch of these hours, with the pollers that its busiest hour needs."""
-        columns = zip(*((need.servers, need.expected) for need in needs), strict=True)
-        return cls(needs[0].hour, needs[-1].hour + 1, *(math.ceil(max(column) / slots) for column in columns))
 
     def __str__(self) -> str:
         return f"{DAYS[self.start // 24]} {self.start % 24:02}-{(self.end - 1) % 24 + 1:02}"
@@ -441,7 +426,10 @@ def short_stretches(found: Sequence[Need], *, have: int, slots: int) -> list[Str
     short = [need for need in sorted(found, key=attrgetter("hour")) if math.ceil(need.servers / slots) > have]
     # Of neighbouring hours the place in the list and the hour differ by the same number.
     neighbours = groupby(enumerate(short), lambda one: (one[1].hour - one[0], one[1].hour // HOURS_OF_DAY))
-    stretches = (Stretch.of([need for _, need in group], slots) for _, group in neighbours)
+    stretches = []
+    for hours in ([need for _place, need in group] for _key, group in neighbours):
+        most = (max(need.servers for need in hours), max(need.expected for need in hours))
+        stretches.append(Stretch(hours[0].hour, hours[-1].hour + 1, *(math.ceil(one / slots) for one in most)))
     return sorted(stretches, key=lambda stretch: -stretch.pollers)
 
 

@@ -37,12 +37,10 @@ MIN_USUAL_DAYS = 7  # with fewer earlier days no day is unusual
 
 def rule_breaks(tasks: pa.Table) -> dict[str, pa.Array]:
     """Return which rows in memory break each rule of ``violations`` and ``twice``, if any row does."""
-    queue, status = pc.fill_null(tasks["queue_name"], ""), pc.fill_null(tasks["status"], "")
-    known = pc.is_in(status, value_set=pa.array([str(one) for one in Status]))
     broken = (
         pc.is_null(tasks["id"]),
-        pc.equal(queue, ""),
-        pc.invert(known),
+        pc.equal(pc.fill_null(tasks["queue_name"], ""), ""),
+        pc.invert(pc.is_in(tasks["status"], value_set=pa.array([str(one) for one in Status]))),
         pc.fill_null(pc.less(tasks["finish_time"], tasks["start_time"]), False),
         pa.array(tasks.select(["location", "id"]).to_pandas().duplicated(keep=False)),
     )
@@ -81,8 +79,7 @@ def gaps(days: DataFrame, *, longest: int) -> DataFrame:
 def drift(days: DataFrame, *, threshold: float) -> DataFrame:
     """Return (queue_name, day, tasks, usual): days whose number is further from the usual than ``threshold`` spreads.
 
-    Usual is the median of up to 28 earlier days that have tasks; the spread is the median deviation from it, and at
-    least the square root of it, which chance alone gives.
+    Usual is the median of up to 28 earlier days; the spread is the median deviation, and at least what chance gives.
     """
     earlier = Window.partitionBy("queue_name").orderBy("day").rowsBetween(-USUAL_DAYS, -1)
     past = days.select("queue_name", "day", "tasks", F.collect_list("tasks").over(earlier).alias("past"))

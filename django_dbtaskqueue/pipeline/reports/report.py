@@ -118,19 +118,14 @@ def _tables(context: Context, plans: Mapping[str, DataFrame]) -> dict[str, pa.Ta
     found = {}
     for place, (name, plan) in enumerate(plans.items()):
         context.progress(name.replace("_", " "), place, len(plans))
-        table = _masked(plan.toArrow())
+        table = plan.toArrow()
+        for text in {"message", "example"}.intersection(table.column_names):  # it may be older than a rule of masking
+            masked = pa.array([one and masked_text(one) for one in table[text].to_pylist()], pa.string())
+            table = table.set_column(table.column_names.index(text), text, masked)
         # Spark would read them twice to sort.
-        order = [(name, "ascending") for name in SORT_COLUMNS if name in table.column_names]
+        order = [(column, "ascending") for column in SORT_COLUMNS if column in table.column_names]
         found[name] = table.sort_by(order) if order else table
     return found
-
-
-def _masked(table: pa.Table) -> pa.Table:
-    """Return the rows with their texts masked by the rules of now: what is stored may be older than a rule."""
-    for name in {"message", "example"}.intersection(table.column_names):
-        texts = [text and masked_text(text) for text in table[name].to_pylist()]
-        table = table.set_column(table.column_names.index(name), name, pa.array(texts, pa.string()))
-    return table
 
 
 def _charts(context: Context, period: Period, tasks: DataFrame) -> tuple[Mapping[str, pa.Table], timedelta]:

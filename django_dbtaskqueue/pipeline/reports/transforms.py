@@ -1,8 +1,8 @@
 """Service levels and failures of tasks. Every function is pure: from DataFrame to DataFrame.
 
 The functions ``…_parts`` return what adds up: the parts of some tasks and those of others make the parts of all.
-`hour_parts` take one pass over the tasks. `service_levels` joins the two tables that are made of them: `hours` (counts)
-and `percentiles` of the waits (creation to start, of tasks taken once) and the runs (last start to end).
+`service_levels` joins two tables of `hour_parts`: `hours` (counts), and `percentiles` of the waits (creation to start,
+of tasks taken once) and the runs (last start to end).
 """
 
 from __future__ import annotations
@@ -58,17 +58,10 @@ def failure_clusters(tasks: DataFrame, attempts: DataFrame, *by: str) -> DataFra
     ended = failures(given_up, F.coalesce("process_result", nothing), 1)
     failed = failures(attempts, F.concat_ws(": ", F.nullif(kind, nothing), F.nullif("message", nothing)), 0)
     message = F.when(F.col("text") == "", "(no message)").otherwise(normalised(F.col("text")))
-    return (
-        ended.unionByName(failed)
-        .groupBy(*by, "queue", message.alias("message"))
-        .agg(
-            F.sum("ended").alias("tasks_ended"),
-            F.sum(1 - F.col("ended")).alias("attempts_failed"),
-            F.min("time").alias("first"),
-            F.max("time").alias("last"),
-            F.max("text").alias("example"),
-        )
-    )
+    return ended.unionByName(failed).groupBy(*by, "queue", message.alias("message")).agg(
+        F.sum("ended").alias("tasks_ended"), F.sum(1 - F.col("ended")).alias("attempts_failed"),
+        F.min("time").alias("first"), F.max("time").alias("last"), F.max("text").alias("example"),
+    )  # fmt: skip
 
 
 def waste_parts(attempts: DataFrame, *by: str) -> DataFrame:
@@ -85,10 +78,9 @@ def retry_waste(parts: DataFrame, levels: DataFrame) -> DataFrame:
     ``parts`` are `waste_parts`, each queue once. ``levels`` by queue have the seconds that completed a task.
     """
     wasted = parts.select("queue", "failed_attempts", (F.col("wasted") / 1_000_000).alias("wasted_seconds"))
-    whole = F.coalesce(F.col("useful_seconds"), F.lit(0.0)) + F.col("wasted_seconds")
-    return wasted.join(levels.select("queue", "useful_seconds"), "queue", "left").select(
-        "queue", "failed_attempts", "wasted_seconds", F.try_divide("wasted_seconds", whole).alias("share_of_work")
-    )
+    share = F.try_divide("wasted_seconds", F.coalesce("useful_seconds", F.lit(0.0)) + F.col("wasted_seconds"))
+    known = wasted.join(levels.select("queue", "useful_seconds"), "queue", "left")
+    return known.select(*wasted.columns, share.alias("share_of_work"))
 
 
 def kind_parts(tasks: DataFrame, *by: str) -> DataFrame:
@@ -99,14 +91,10 @@ def kind_parts(tasks: DataFrame, *by: str) -> DataFrame:
     """
     kind = F.regexp_extract(F.coalesce("reference_number", F.lit("")), f"^[^0-9]{{0,{MAX_REFERENCE_PREFIX_CHARS}}}", 0)
     ended = tasks.where(F.col("status").isin(*TERMINAL_STATUSES)).select(
-        *by,
-        F.col("queue_name").alias("queue"),
-        "tag",
-        kind.alias("reference"),
-        F.col("reference_number").alias("example"),
-        (F.col("status") == str(COMPLETED)).alias("completed"),
+        *by, F.col("queue_name").alias("queue"), "tag", kind.alias("reference"),
+        F.col("reference_number").alias("example"), (F.col("status") == str(COMPLETED)).alias("completed"),
         F.col("finish_time").alias("last"),
-    )
+    )  # fmt: skip
     keys = (*by, *KIND_COLUMNS)
     counted = ended.groupBy(*keys).agg(
         F.count("*").alias("ended"), F.count_if("completed").alias("completed"), F.max("last").alias("last")
@@ -153,10 +141,7 @@ def as_of(tasks: DataFrame, until: datetime) -> DataFrame:
 
 
 def measured(tasks: DataFrame, *by: str) -> DataFrame:
-    """Return queue, status, attempts, retries, and in microseconds: created, ended (null if not), wait, run, lead.
-
-    ``by`` are further columns of the tasks to return.
-    """
+    """Return ``by``, queue, status, attempts, retries; in microseconds created, ended (or null), wait, run, lead."""
     attempts, created, started = F.col("total_attempt"), F.unix_micros("create_time"), F.unix_micros("start_time")
     ended = F.when(F.col("status").isin(*TERMINAL_STATUSES), F.unix_micros("finish_time"))
     found = {
@@ -214,11 +199,8 @@ def _summed(tasks: DataFrame, objectives: Sequence[Objective], *by: str, step_s:
         **{time: F.kll_sketch_agg_bigint(time, SKETCH_SIZE) for time in MEASURES},
     }
     came, went = (hour_of(F.col(name), step_s) for name in ("created", "ended"))
-    return (
-        measured(tasks, *by)
-        .groupBy(*by, "queue", came.alias("came"), went.alias("went"))
-        .agg(*(value.alias(name) for name, value in sums.items()))
-    )
+    groups = measured(tasks, *by).groupBy(*by, "queue", came.alias("came"), went.alias("went"))
+    return groups.agg(*(value.alias(name) for name, value in sums.items()))
 
 
 def limits(objectives: Sequence[Objective]) -> dict[str, int | None]:
@@ -294,29 +276,21 @@ def service_levels(hours: DataFrame, times: DataFrame, *by: str, step_s: int = H
 def backlog(hours: DataFrame, *, step_s: int = HOUR_S) -> DataFrame:
     """Return queue, hour, and the backlog at its end (arrived, not ended), for hours with arrivals or ends."""
     until_then = Window.partitionBy("queue").orderBy("hour")
-    return hours.select(
-        "queue",
-        F.timestamp_seconds(F.col("hour") * step_s).alias("hour"),
-        F.sum(F.col("arrived") - F.col("ended")).over(until_then).alias("backlog"),
-    )
+    waiting = F.sum(F.col("arrived") - F.col("ended")).over(until_then)
+    return hours.select("queue", F.timestamp_seconds(F.col("hour") * step_s).alias("hour"), waiting.alias("backlog"))
 
 
 def error_budgets(levels: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
     """Return what each queue may get wrong, by its level, and the share ``spent``: null if nothing may and some did."""
     known = by_queue(objectives)
     wanted = _by_queue({queue: one.share for queue, one in known.items()}, "double")
-    bad = F.col("ended") - F.col("good")
-    allowed = F.col("ended") * (1 - wanted)
+    objective = _by_queue({queue: str(one) for queue, one in known.items()}, "string")
+    bad, allowed = F.col("ended") - F.col("good"), F.col("ended") * (1 - wanted)
     return levels.where(F.col("ended") > 0).select(
-        "queue",
-        _by_queue({queue: str(one) for queue, one in known.items()}, "string").alias("objective"),
-        wanted.alias("wanted"),
-        F.try_divide("good", "ended").alias("reached"),
-        "ended",
-        bad.alias("bad"),
-        allowed.alias("allowed"),
+        "queue", objective.alias("objective"), wanted.alias("wanted"), F.try_divide("good", "ended").alias("reached"),
+        "ended", bad.alias("bad"), allowed.alias("allowed"),
         F.when(bad == 0, 0.0).otherwise(F.try_divide(bad, allowed)).alias("spent"),
-    )
+    )  # fmt: skip
 
 
 def noisy_queues(levels: DataFrame) -> DataFrame:
@@ -355,6 +329,5 @@ def _not_negative(time: Column) -> Column:
 def minute_parts(tasks: DataFrame, *by: str) -> DataFrame:
     """Return how many tasks arrived, by queue and minute since 1970, and by further columns."""
     minute = F.floor(F.unix_seconds("create_time") / MINUTE_S)
-    return tasks.groupBy(*by, F.col("queue_name").alias("queue"), minute.alias("hour")).agg(
-        F.count("*").alias("arrived")
-    )
+    groups = tasks.groupBy(*by, F.col("queue_name").alias("queue"), minute.alias("hour"))
+    return groups.agg(F.count("*").alias("arrived"))

@@ -1,7 +1,4 @@
-"""The job ``whatif``: history replayed with other slots, priorities or back-off.
-
-The replay is a simulation of discrete events, without Spark and without a clock: the same tasks give the same waits.
-"""
+"""The job ``whatif``: history replayed by a simulation of discrete events: the same tasks give the same waits."""
 
 from __future__ import annotations
 
@@ -78,8 +75,7 @@ class Advice(NamedTuple):
 
     def kept(self, served: Sequence[Served]) -> str:
         """Return the sentence on what became of the promise."""
-        found = sum(one.wait <= self.wait for one in served) / max(len(served), 1)
-        wait = seconds(self.wait)
+        found, wait = fmean([one.wait <= self.wait for one in served] or [0]), seconds(self.wait)
         return f" Started within {wait}, as the forecast promises for {percent(self.share)}: {percent(found)}."
 
 
@@ -134,8 +130,7 @@ class WhatIf(reports.ReportJob):
         return super().run(context)
 
     def figures(self, context: Context, period: Period) -> tuple[reports.Figures, reports.Tables]:
-        options = context.options
-        rows = tasks(context, period)
+        options, rows = context.options, tasks(context, period)
         now_slots = options["now_slots"] or most_at_once([(row["started"], row["ended"]) for row in rows])
         slots, advice = options["slots"] or now_slots, options["forecast"]
         other = _arrivals(rows, dict(options["priority"]))
@@ -146,9 +141,12 @@ class WhatIf(reports.ReportJob):
         then = replay(other, slots=advice.slots if advice else slots, back_off=back_off)
         recorded = [Served(row["created"], max(row["started"] - row["created"], 0), 0) for row in rows if row["once"]]
         waits = {name: waits_of(served) for name, served in (("recorded", recorded), ("now", now), ("then", then))}
+        before, after = waits["now"]["p95"], waits["then"]["p95"]
+        word = "shorter" if after < before else "longer" if after > before else "the same"
+        sentence = f"95 % of the tasks would have waited at most {seconds(after)} instead of {seconds(before)}"
         times, waits_now = zip(*over_time(now), strict=True)
         figures = {
-            "summary": sentence(waits["now"]["p95"], waits["then"]["p95"]) + (advice.kept(then) if advice else ""),
+            "summary": f"{sentence}: {word}.{advice.kept(then) if advice else ''}",
             "tasks": len(now),
             "slots_now": now_slots,
             "slots_then": max(advice.hours.values(), default=advice.poller) if advice else slots,
@@ -174,9 +172,8 @@ def tasks(context: Context, period: Period) -> reports.Rows:
     context.progress("reading tasks", 0, 0)
     with reports.read(context, period, tasks=REPLAY_COLUMNS) as (found,):
         timed = T.measured(T.as_of(found, period.until), "priority", "start_time")
-        ran = timed.where(F.col("ended").isNotNull() & F.col("start_time").isNotNull())
         times = {"created": F.col("created"), "started": F.unix_micros("start_time"), "ended": F.col("ended")}
-        chosen = ran.select(
+        chosen = timed.where("ended IS NOT NULL AND start_time IS NOT NULL").select(
             "queue",
             F.col("priority").cast("int"),
             F.col("retries").cast("int").alias("failures"),
@@ -200,13 +197,6 @@ def _arrivals(rows: reports.Rows, priorities: Mapping[str, int]) -> list[Arrival
                 priorities.get(row["queue"], row["priority"]))
         for row in rows
     ]  # fmt: skip
-
-
-def sentence(before: float, after: float) -> str:
-    """Return the result in one sentence, from the p95 of the wait."""
-    word = "shorter" if after < before else "longer" if after > before else "the same"
-    waits = f"95 % of the tasks would have waited at most {seconds(after)} instead of {seconds(before)}"
-    return f"{waits}: {word}."
 
 
 def waits_of(served: Sequence[Served]) -> dict[str, float]:
