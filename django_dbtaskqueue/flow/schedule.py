@@ -255,11 +255,9 @@ def _by_policy(row: Schedule, found: list[datetime], now: datetime) -> list[date
 
 
 def is_unfinished(row: Schedule, alias: str) -> bool:
-    """Whether the last task of a schedule waits or runs."""
-    if row.last_task is None:
-        return False
-    tasks = model_for(row.queue)._default_manager.using(alias).filter(pk=row.last_task)
-    return tasks.exclude(status__in=TERMINAL).exists()
+    """Whether the last task of a schedule waits or runs. The table may have another task of this id, after an edit."""
+    tasks = model_for(row.queue)._default_manager.using(alias).filter(pk=row.last_task or 0)
+    return tasks.filter(reference__startswith=f"{row.name}@").exclude(status__in=TERMINAL).exists()
 
 
 def enqueue_scheduled(row: Schedule, reference: str, alias: str) -> AbstractTask:

@@ -35,7 +35,7 @@ from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.flow.placement import route
 from django_dbtaskqueue.flow.selection import Tasks, with_row_locks
-from django_dbtaskqueue.models import AbstractTask, Attempt, Dependency, Hold, Step, UsedReference
+from django_dbtaskqueue.models import AbstractTask, Attempt, Dependency, Hold, Schedule, Step, UsedReference
 from django_dbtaskqueue.models.tasks import SENT
 
 TASKS_PER_SHARD_BATCH = 500
@@ -108,8 +108,8 @@ class ShardMove:
     def run(self, homes: Sequence[str], sources: Sequence[str], limit: int | None) -> None:
         """Finish the batches that killed runs left, then move the tasks of ``sources``; ``homes`` are the queue's."""
         for source in dict.fromkeys([*sources, *homes]):
-            for mark in self.unfinished(source):
-                self.finish(source, mark)
+            for text in _texts(self.tasks(source).filter(parked_by__startswith=MOVING), "parked_by"):
+                self.finish(source, Mark.read(text))
             for target in homes:
                 self.close_finished(source, target)
         for source in sources:
@@ -189,14 +189,16 @@ class ShardMove:
         found |= {one.pk: one.reason for one in members if one.reason}
         location = self.model._meta.label_lower
         steps = Step.objects.filter(location=location, task_id__in=[*rows])
+        ticks = Schedule.objects.filter(queue=self.queue, overlap="skip", last_task__in=[*rows])
         waits = _("it waits, or waited, for other tasks of this database")
         for related, words in (
             (Dependency.objects.filter(child_location=location, child_id__in=[*rows]).values_list("child_id"), waits),
             (Hold.objects.filter(location=location, task_id__in=[*rows]).values_list("task_id"), waits),
             (steps.exclude(kind=SENT).values_list("task_id"), _("it has steps")),
             (steps.filter(kind=SENT).values_list("task_id"), _("it has signals")),
+            (ticks.values_list("last_task"), _("its schedule, which does not overlap, waits for its end")),
         ):
-            found |= dict.fromkeys((pk for (pk,) in related.using(alias)), words)
+            found |= {pk: words for (pk,) in related.using(alias) if pk}
         gone = _("it has started, or another transaction is changing it")
         return found | dict.fromkeys((one.pk for one in members if one.pk not in rows), gone)
 
@@ -232,11 +234,6 @@ class ShardMove:
         return set(_texts(found, "group_key"))
 
     # -- 2 and 3: insert, delete ---------------------------------------------------------------------------------------
-
-    def unfinished(self, alias: str) -> list[Mark]:
-        """Return the marks that tasks of the queue have on a database."""
-        found = self.tasks(alias).filter(parked_by__startswith=MOVING)
-        return [Mark.read(text) for text in _texts(found, "parked_by")]
 
     def finish(self, alias: str, mark: Mark) -> None:
         """Move the tasks of a mark, wherever a run was killed."""

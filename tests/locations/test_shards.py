@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 from django.core.management import CommandError
 from django.db import connections, transaction
+from django.db.models.functions import Now
 from django.db.utils import DatabaseError
 
 from django_dbtaskqueue import SignalRefused, batch, enqueue, enqueue_many, registry, signal
 from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.flow.schedule import enqueue_due
 from django_dbtaskqueue.flow.shard_move import ShardMove
-from django_dbtaskqueue.models import Attempt, AuditEntry, Step, Task, UsedReference
+from django_dbtaskqueue.models import Attempt, AuditEntry, Schedule, Step, Task, UsedReference
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_control import move_shards
 from django_dbtaskqueue.testing import run_poller
@@ -152,6 +154,22 @@ def test_what_cannot_move_is_named_and_stays(settings: Any) -> None:
     assert references() == {"default": here, "sqlite": ["twice"]}
     assert Task.objects.get(reference="twice").ready_time is not None
     assert Task.objects.get(pk=running.pk).status == "PROCESSING"
+
+
+def test_a_task_stays_whose_end_its_schedule_waits_for(settings: Any) -> None:
+    tick = {"queue": "spread", "cron": "* * * * *", "next_time": Now()}
+    for overlap in ("skip", "allow"):
+        Schedule.objects.create(name=overlap, overlap=overlap, **tick)
+    enqueue_due("default", ())
+    spread(settings)
+    [reason] = move("--to", "sqlite")["refused"]
+    assert "its schedule" in reason
+    [[stays], [moved]] = references().values()
+    assert str(stays).startswith("skip@") and str(moved).startswith("allow@")
+    due = Schedule.objects.filter(pk="skip")
+    due.update(next_time=Now())
+    enqueue_due("default", ())
+    assert references()["default"] == [stays] and "not finished" in due.get().note
 
 
 def test_what_is_on_its_way_gets_neither_signals_nor_children(settings: Any) -> None:
