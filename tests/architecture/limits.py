@@ -4,8 +4,8 @@ A limit may only fall, but for new functions: then the commit that raises it say
 """
 
 LIMITS: dict[str, int] = {
-    "lines": 44_590,
-    "files": 172,
+    "lines": 43_346,
+    "files": 166,
     "tables": 24,
     "entries at the top": 21,  # one more: the backend of Django's tasks
     "lines of the longest file": 575,
