@@ -82,7 +82,8 @@ class TaskSource(datasource.DataSource):
         return database
 
     def schema(self) -> StructType:
-        return schema_of(self._table)  # all columns; a query selects some with ``.schema(...)``
+        """Return all columns of the table; a query selects some with ``.schema(...)``."""
+        return schema_of(self._table)
 
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         snapshot = self.options.get("snapshot")
