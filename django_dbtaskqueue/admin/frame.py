@@ -152,9 +152,9 @@ def when_migrated(page: "ReadOnlyAdmin", view: Callable[..., HttpResponse]) -> C
             with migrated():
                 if request.method == "GET":
                     own_writes = WROTE_COOKIE in request.COOKIES
-                    return standby.read(lambda: view(request, *args, **kwargs), own_writes=own_writes)
+                    return standby.read_standby(lambda: view(request, *args, **kwargs), own_writes=own_writes)
                 response = view(request, *args, **kwargs)
-                if standby.configured():
+                if standby.read_aliases():
                     response.set_cookie(WROTE_COOKIE, "1", max_age=OWN_WRITES_S, httponly=True, samesite="Lax")
                 return response
         except ImproperlyConfigured as error:

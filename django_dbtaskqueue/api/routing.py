@@ -343,7 +343,7 @@ def entry_of(route: Route) -> Entry:
             where = standby.where_read()  # empty, unless a standby was asked first
             return reply(route.answer(call, parts), route.status, **({READ_FROM_HEADER: where} if where else {}))
 
-        return standby.read(get_reply) if route.method == "GET" else get_reply()
+        return standby.read_standby(get_reply) if route.method == "GET" else get_reply()
 
     return opened(wraps(route.view)(identified(answer)))
 

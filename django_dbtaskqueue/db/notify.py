@@ -258,10 +258,10 @@ def is_for_tests(settings: Mapping[str, Any]) -> bool:
 _notifiers: dict[str, Notifier] = {}
 
 
-def after_commit(connection: BaseDatabaseWrapper, queue: str, *, lost: bool = False) -> None:
+def wake_after_commit(connection: BaseDatabaseWrapper, queue: str, *, lost: bool = False) -> None:
     """Wake the pollers of ``queue`` after the commit, or now; ``lost``: to look whether they still hold their tasks."""
     if lost:
-        after_commit(connection, LEASES_LOST + queue)
+        wake_after_commit(connection, LEASES_LOST + queue)
     on_commit(connection, partial(notify, connection.alias, connection.vendor, queue))
 
 

@@ -33,7 +33,7 @@ _sentence: ContextVar[str] = ContextVar("sentence", default="")
 _failed_until: dict[str, float] = {}
 
 
-def configured() -> dict[str, str]:
+def read_aliases() -> dict[str, str]:
     """Return the standbys of ``READ_ALIAS`` by the database that they follow. A text stands for the common database."""
     given = conf.settings().read_alias
     if not given:
@@ -49,12 +49,12 @@ def where_read() -> str:
     return _sentence.get()
 
 
-def read(view: Callable[[], T], *, own_writes: bool = False) -> T:
+def read_standby(view: Callable[[], T], *, own_writes: bool = False) -> T:
     """Return what ``view`` returns, read from the standbys, or from the primary where these fail.
 
     ``own_writes``: the reader has just changed something, which the standby may not show yet.
     """
-    aliases = configured()
+    aliases = read_aliases()
     if not aliases:
         return view()
     if own_writes:

@@ -56,7 +56,7 @@ class BatchHandle:
 
     def cancel(self) -> int:
         """End all tasks that wait or run in POISON, as an operator's *cancel* does; return how many."""
-        return sum(move.change(tasks, "cancel") for tasks in self.tasks())
+        return sum(move.change_statuses(tasks, "cancel") for tasks in self.tasks())
 
     def retry(self) -> int:
         """Go on from where it failed: reprocess its tasks in ERROR; return how many.
@@ -68,7 +68,7 @@ class BatchHandle:
             session = Session(connections[self.alias], tasks.model)
             with transaction.atomic(using=self.alias):
                 self._hold_again(session, tasks)
-                number += move.change(tasks, "reprocess")
+                number += move.change_statuses(tasks, "reprocess")
                 session.run(session.sql.ask_again, {"batch": self.id})  # parents that stay failed cancel again
                 dependencies.sweep_after_commit(session)
         return number
@@ -80,7 +80,7 @@ class BatchHandle:
         calls: dict[tuple[str, str], list[int]] = {}
         for task_id, queue in session.run(session.sql.hold_again, {"ids": ids}):
             calls.setdefault((queue, "kick"), []).append(task_id)
-        usage.after_commit(session.connection, calls)
+        usage.count_calls(session.connection, calls)
 
     def close(self, inside: Members, on_complete: OnComplete | None, outer: Members | None) -> None:
         """Store the batch at the end of its block, what its tasks wait for, and the task that runs at its end."""

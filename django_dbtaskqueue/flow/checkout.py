@@ -76,9 +76,9 @@ class ScanCursor:
         order = aged + [priority for priority in sorted(watermarks) if priority not in aged]
         return {
             "queue_name": self.queue,
-            "priorities": array(order),
-            "times": array([f'"{watermarks[priority][0]}"' for priority in order]),
-            "ids": array([watermarks[priority][1] for priority in order]),
+            "priorities": array_text(order),
+            "times": array_text([f'"{watermarks[priority][0]}"' for priority in order]),
+            "ids": array_text([watermarks[priority][1] for priority in order]),
         }
 
     def in_order(self, rows: list[Row]) -> list[Row]:
@@ -126,7 +126,7 @@ class ScanCursor:
         self.next_full_scan = max(self.may_full_scan, begun + FULL_SCAN_MIN_INTERVAL_S)
 
 
-def array(values: Iterable[int | str]) -> str:
+def array_text(values: Iterable[int | str]) -> str:
     """Return an array as PostgreSQL writes it. A list costs psycopg more, and a larger number a new preparation."""
     return f"{{{','.join(map(str, values))}}}"
 
@@ -445,12 +445,12 @@ def _watermarks_of_many(scans: list[Scan]) -> dict[str, Any]:
     lasts = list(accumulate(len(scan.watermarks) for scan in scans))
     return {
         "queues": [scan.cursor.queue for scan in scans],
-        "limits": array([scan.limit for scan in scans]),
-        "firsts": array([last - len(scan.watermarks) + 1 for scan, last in zip(scans, lasts, strict=True)]),
-        "lasts": array(lasts),
-        "priorities": array([priority for priority, _, _ in marks]),
-        "times": array([f'"{time}"' for _, time, _ in marks]),
-        "ids": array([number for _, _, number in marks]),
+        "limits": array_text([scan.limit for scan in scans]),
+        "firsts": array_text([last - len(scan.watermarks) + 1 for scan, last in zip(scans, lasts, strict=True)]),
+        "lasts": array_text(lasts),
+        "priorities": array_text([priority for priority, _, _ in marks]),
+        "times": array_text([f'"{time}"' for _, time, _ in marks]),
+        "ids": array_text([number for _, _, number in marks]),
     }
 
 
@@ -476,7 +476,7 @@ def _granted(session: Session, rows: Iterable[Row], port: Port, since: float, pa
         queue = granted[0].queue
         expired = [task.id for task in granted if task.lost_leases > 0]
         calls = {(queue, "lease_expired"): expired, (queue, "take"): [task.id for task in granted]}
-        usage.after_commit(session.connection, calls)
+        usage.count_calls(session.connection, calls)
     return granted
 
 

@@ -85,10 +85,10 @@ class Changes:
 # -- a task ends -------------------------------------------------------------------------------------------------------
 
 
-def after_commit(session: Session, ids: Collection[int], completed: Collection[int] = ()) -> None:
+def tell_after_commit(session: Session, ids: Collection[int], completed: Collection[int] = ()) -> None:
     """Tell the ends of tasks once the current transaction commits. ``completed``: tasks whose rows are gone."""
     gone = dict.fromkeys(completed, str(COMPLETED))
-    notify.on_commit(session.connection, partial(_quietly, partial(ended, session, ids, gone), session))
+    notify.on_commit(session.connection, partial(_quietly, partial(tell_ends, session, ids, gone), session))
 
 
 def sweep_after_commit(session: Session) -> None:
@@ -103,7 +103,7 @@ def _quietly(tell: Callable[[], object], session: Session) -> None:
         logger.debug("Ends of tasks in %s are told later: %s", session.location, error)
 
 
-def ended(session: Session, ids: Collection[int], gone: Mapping[int, str] | None = None) -> None:
+def tell_ends(session: Session, ids: Collection[int], gone: Mapping[int, str] | None = None) -> None:
     """Tell the ends of tasks of one table to what waits for them: each end once, however often it is called.
 
     ``gone``: the last statuses of tasks whose rows are gone. Children that are cancelled end, too: a loop, not a
@@ -203,9 +203,9 @@ def enter_groups(session: Session, changes: Changes) -> None:
 def announce(session: Session, changes: Changes) -> None:
     """Wake the pollers of released tasks, and count the cancelled ones, once the transaction commits."""
     for queue in {queue for _location, queue, _group in changes.released}:
-        notify.after_commit(session.connection, queue)
+        notify.wake_after_commit(session.connection, queue)
     if changes.cancelled:
-        usage.after_commit(session.connection, changes.cancelled)
+        usage.count_calls(session.connection, changes.cancelled)
 
 
 def at(session: Session, location: str) -> Session:
@@ -233,7 +233,7 @@ def sweep(session: Session) -> int:
     number, after = 0, 0
 
     def tell(keys: Sequence[TaskKey]) -> None:
-        ended(session, [key.id for key in keys])
+        tell_ends(session, [key.id for key in keys])
 
     while True:
         params = {"after": after, "limit": ENDED_PER_TRANSACTION}
@@ -261,7 +261,7 @@ def sweep_missing(session: Session, after: int) -> int:
     edges = {"after": after, "until": until, "location": session.location}
     if missing := _missing(session, session.sql.open_parents, edges):
         of = {"location": session.location, "ids": array(missing)}
-        ended(
+        tell_ends(
             session, (), {**dict.fromkeys(missing, str(COMPLETED)), **dict(session.run(session.sql.moved_statuses, of))}
         )
     if missing := _missing(session, session.sql.waited_for, edges):
@@ -307,7 +307,7 @@ def attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[Task
         enter_groups(session, changes)
     announce(session, changes)
     for location, watched in changes.watched.items():
-        after_commit(at(session, location), watched)
+        tell_after_commit(at(session, location), watched)
 
 
 def _attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> Changes:

@@ -140,7 +140,7 @@ def _insert_plain(queue: str, row: Row, settings: conf.QueueSettings, on_duplica
     del params[OWN_COLUMNS]
     for _ in range(MAX_ROUNDS):  # the task in the way may go between two statements
         if written := session.repeat(sql, params):
-            usage.after_commit(session.connection, {(queue, "put"): written[0][:1]}, wake=notify.notify)
+            usage.count_calls(session.connection, {(queue, "put"): written[0][:1]}, wake=notify.notify)
             return _task(session, queue, row, written[0])
         if (existing := _existing(session, queue, row, on_duplicate)) is not None:
             return existing
@@ -186,7 +186,7 @@ def _existing(
         task = session.model._default_manager.using(session.connection.alias).get(pk=task_id)
         there = f"there is task {task_id} ({status})"
         if rule is not None:
-            usage.after_commit(session.connection, {(queue, "ignored"): [task_id]})
+            usage.count_calls(session.connection, {(queue, "ignored"): [task_id]})
     taken = f"The rule allows {words}." if words else f"The reference {reference!r} is taken."
     task.enqueue_note = f"No task was inserted: {there}. {taken}"
     return cast(Task, task)

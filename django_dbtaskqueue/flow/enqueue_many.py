@@ -143,7 +143,7 @@ def _insert(insert: Insert, session: Session, share: Batch, rule: UniqueRule | N
         if derived := [row for row in rows if DERIVED in row]:
             share = [row for row in rows if DERIVED not in row]
             done = _counted(insert, session, derived, insert.by_rule(session, derived, rule), rule)
-            usage.after_commit(session.connection, {(insert.queue, "ignored"): done["ignored"]})
+            usage.count_calls(session.connection, {(insert.queue, "ignored"): done["ignored"]})
     if share:
         done.update(_counted(insert, session, share, insert.by_reference(session, share)))
     return done

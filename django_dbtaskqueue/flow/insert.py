@@ -182,7 +182,7 @@ class Insert:
             there = written.references
             rows = [row for row in rows if row["reference_number"] not in there]
             references = [row["reference_number"] for row in rows]
-            if rows and not placement.free_references(session, self.queue, rule, references):
+            if rows and not placement.free_by_rule(session, self.queue, rule, references):
                 # Until it starts: a task must not start without this call's values, before the call commits.
                 rows = self._started(session, rows, rule) if rule.keeping == (CREATED,) else []
             if not rows:
@@ -221,9 +221,9 @@ class Insert:
         if self.related is not None:
             ids = [row[0] for row in written.rows if row[-2]] if written.rows else written.ids
             self.related.relate(session, self.queue, ids)
-        usage.after_commit(session.connection, {(self.queue, "put"): written.ids or written.number}, wake=notify.notify)
+        usage.count_calls(session.connection, {(self.queue, "put"): written.ids or written.number}, wake=notify.notify)
         if written.number and on_duplicate == "replace_running":
-            notify.after_commit(session.connection, self.queue, lost=True)
+            notify.wake_after_commit(session.connection, self.queue, lost=True)
         return written
 
     @property

@@ -103,7 +103,7 @@ CONDITIONS = {
 CONDITIONS["run_now"] &= Q(parked_by__isnull=True) | Q(parked_by=GROUP)  # a task without a processor stays parked
 
 
-def change(tasks: Tasks, verb: str, *, call: str = "") -> int:
+def change_statuses(tasks: Tasks, verb: str, *, call: str = "") -> int:
     """Do one of ``CHANGES`` to a selection, or "delete": from the verb's statuses to its target (``core.states``).
 
     Deletions are counted; their holders get ``LeaseLost``. ``call``: how it is counted, if not by its verb.
@@ -140,7 +140,7 @@ def change_locked(tasks: Sequence[AbstractTask], verb: str, given: Mapping[str, 
     return _change(type(tasks[0])._base_manager.using(tasks[0]._state.db), rows, verb, given)
 
 
-def put_back(
+def set_back(
     tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[AbstractTask], bool]
 ) -> list[AbstractTask]:
     """Give tasks the columns back that they had before an action. Call it in ``atomic``; return the tasks changed.
@@ -187,7 +187,7 @@ def _change(
             changed += _delete(batch) if target is None else _update(batch, verb, given)
     if changed and changes_groups and verb not in NOT_DUE_AFTER:
         for queue in groups:
-            notify.after_commit(transaction.get_connection(table.db), queue)
+            notify.wake_after_commit(transaction.get_connection(table.db), queue)
     return changed
 
 
@@ -216,9 +216,9 @@ def _count(tasks: Tasks, call: str, rows: Iterable[Row]) -> None:
         if status == PROCESSING:
             lost.add(queue)
     connection = transaction.get_connection(tasks.db)
-    usage.after_commit(connection, calls)
+    usage.count_calls(connection, calls)
     for queue in lost:
-        notify.after_commit(connection, notify.LEASES_LOST + queue)
+        notify.wake_after_commit(connection, notify.LEASES_LOST + queue)
 
 
 def _with_entered(groups: Groups, given: Mapping[str, Any] | None) -> Groups:

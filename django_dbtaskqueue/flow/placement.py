@@ -200,7 +200,7 @@ def in_period(session: Session, queue: str, rule: UniqueRule, references: Sequen
     return {found for (found,) in session.run(session.sql.in_period, _selected(session, queue, rule, references))}
 
 
-def free_references(session: Session, queue: str, rule: UniqueRule, references: Sequence[str]) -> int:
+def free_by_rule(session: Session, queue: str, rule: UniqueRule, references: Sequence[str]) -> int:
     """Rename the references of tasks that the rule does not hold any more; return how many there were."""
     keeping = session.sql.dialect.array([str(status) for status in rule.keeping])
     return len(session.run(session.sql.free, {**_selected(session, queue, rule, references), "keeping": keeping}))

@@ -79,7 +79,7 @@ class SettlePort:
             lease.outcome = outcome
         notify.on_commit(session.connection, partial(_settled, self.alias, pairs))
         if any(lease.group is not None or outcome.facts.wakes for lease, outcome in pairs):
-            notify.after_commit(session.connection, pairs[0][0].queue)
+            notify.wake_after_commit(session.connection, pairs[0][0].queue)
 
     def stands(self, lease: Lease) -> bool:
         return lease.id in resolve(self.session, [lease])[1]
@@ -94,7 +94,7 @@ class SettlePort:
         session, seconds = self.session, delta.total_seconds()
         lease.until_text = str(_write(session, session.sql.touch, lease, "touch", delta=seconds))
         lease.deadline += seconds
-        usage.after_commit(session.connection, {(lease.queue, "touch"): (lease.id,)})
+        usage.count_calls(session.connection, {(lease.queue, "touch"): (lease.id,)})
 
     def report_progress(self, lease: Lease, done: float, note: str) -> None:
         session, text = self.session, json_payload.clean_text(f"{done:.0%} {note}".strip())
@@ -354,9 +354,9 @@ def signal(
         woken = bool(session.run(session.sql.wake_signalled, params))
         if woken and group is not None:
             groups.regroup(session, of_queue, {group})
-        usage.after_commit(session.connection, {(of_queue, "signal"): [task_id]})
+        usage.count_calls(session.connection, {(of_queue, "signal"): [task_id]})
         if woken:
-            notify.after_commit(session.connection, of_queue)
+            notify.wake_after_commit(session.connection, of_queue)
     return woken
 
 

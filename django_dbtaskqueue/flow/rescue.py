@@ -34,7 +34,7 @@ def rescue(session: Session, queue: str, port: Port) -> list[Ended]:
 
     rescued = _end(session, queue, port, partial(exhausted, session, queue), died)
     if rescued:
-        usage.after_commit(session.connection, {(queue, "lease_expired"): [lease.id for lease, *_ in rescued]})
+        usage.count_calls(session.connection, {(queue, "lease_expired"): [lease.id for lease, *_ in rescued]})
     return rescued
 
 

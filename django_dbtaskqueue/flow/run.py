@@ -127,7 +127,7 @@ def smoothed(mean: float | None, latest: float, share: float = 0.0) -> float:
     return latest if mean is None else mean + max(MEAN_SMOOTHING_SHARE, share) * (latest - mean)
 
 
-def prepare(lease: Lease, processor: Processor) -> Fail | None:
+def decode_task(lease: Lease, processor: Processor) -> Fail | None:
     """Decode payload and context. Return the failure of a task that cannot be decoded: no retry can mend it."""
     lease.processor = processor
     try:
@@ -139,7 +139,7 @@ def prepare(lease: Lease, processor: Processor) -> Fail | None:
 
 def run(lease: Lease, processor: Processor) -> Settlement | None:
     """``perform``, decided: what is to be written; None for nothing. Never raises."""
-    outcome = perform(lease, processor)
+    outcome = perform_task(lease, processor)
     return outcome if outcome is None or outcome is DONE else decide_call(lease, outcome)
 
 
@@ -159,9 +159,9 @@ def decide_all(leases: Sequence[Lease], ended: Sequence[Outcome | Settlement | N
     return [one if one is None or one is DONE else decide_call(lease, one) for lease, one in pairs]
 
 
-def perform(lease: Lease, processor: Processor) -> Decidable | None:
+def perform_task(lease: Lease, processor: Processor) -> Decidable | None:
     """Decode and call; None when the task is already settled, or its lease is lost. Never raises."""
-    unreadable = prepare(lease, processor)
+    unreadable = decode_task(lease, processor)
     if unreadable is not None:
         return unreadable
     with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
@@ -220,7 +220,7 @@ def _is_open(lease: Lease) -> bool:
 
 async def perform_async(lease: Lease, processor: Processor) -> Decidable | None:
     """``perform`` for an async processor; a cancellation is left to the caller."""
-    unreadable = prepare(lease, processor)
+    unreadable = decode_task(lease, processor)
     if unreadable is not None:
         return unreadable
     with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
@@ -261,7 +261,7 @@ def perform_all(leases: Sequence[Lease], processor: Processor) -> list[Decidable
     have failed. What cannot be decoded is left out of the call.
     """
     if processor.batch is None:
-        return [perform(lease, processor) for lease in leases]
+        return [perform_task(lease, processor) for lease in leases]
     ended, readable = _sorted_out(leases, processor)
     if readable:
         call = _atomic_batch if processor.mode == "atomic" else _separate_batch
@@ -288,7 +288,7 @@ async def perform_all_async(leases: Sequence[Lease], processor: Processor) -> li
 
 def _sorted_out(leases: Iterable[Lease], processor: Processor) -> tuple[dict[Lease, Decidable | None], list[Lease]]:
     """Decode; return the outcomes of all, None of those that can be decoded, and these."""
-    prepared: dict[Lease, Decidable | None] = {lease: prepare(lease, processor) for lease in leases}
+    prepared: dict[Lease, Decidable | None] = {lease: decode_task(lease, processor) for lease in leases}
     return prepared, [lease for lease, outcome in prepared.items() if outcome is None]
 
 

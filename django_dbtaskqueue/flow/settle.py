@@ -54,7 +54,7 @@ def settle(session: Session, pairs: Sequence[Decided]) -> set[int]:
     if watched:
         kinds = CompleteDelete if pairs[0][0].port.keep == "keep" else (Complete, CompleteDelete)
         gone = watched & {lease.id for lease, outcome in pairs if isinstance(outcome, kinds)}
-        dependencies.after_commit(session, watched - gone, completed=gone)
+        dependencies.tell_after_commit(session, watched - gone, completed=gone)
     return settled
 
 

@@ -290,7 +290,7 @@ class ShardMove:
         UsedReference.objects.using(mark.target).bulk_create(came)
         groups.regroup(session, self.queue, keys)
         self.note(alias, mark.target, mark.target, len(free))
-        notify.after_commit(session.connection, self.queue)
+        notify.wake_after_commit(session.connection, self.queue)
         return {row.pk for row in free}
 
     def _taken(self, target: str, references: list[str]) -> set[str]:
@@ -340,7 +340,7 @@ class ShardMove:
         rows.filter(group_key__isnull=True).update(parked_by=None, ready_time=F("next_process_time"))
         rows.filter(group_key__isnull=False).update(parked_by=GROUP)
         groups.regroup(session, self.queue, keys)
-        notify.after_commit(session.connection, self.queue)
+        notify.wake_after_commit(session.connection, self.queue)
 
 
 def _begin(session: Session) -> None:

@@ -44,7 +44,7 @@ STORE_WAIT_S = 1.0  # seconds that a reader waits for a batch that another threa
 TasksByCall = Mapping[tuple[str, str], Sequence[int] | int]
 
 
-def after_commit(
+def count_calls(
     connection: BaseDatabaseWrapper, calls: TasksByCall, *, wake: Callable[[str, str, str], object] | None = None
 ) -> None:
     """Once the current transaction commits, count calls and tell the signal's receivers.
@@ -86,7 +86,7 @@ def settled(connection: BaseDatabaseWrapper, pairs: Iterable[tuple[Lease, Settle
             call = "ttl" if facts.counts_as and lease.expire_text is not None and lease.is_expired() else facts.call
             calls[lease.queue, lease.port.calls.get(call, call)].append(lease.id)
     if calls:
-        after_commit(connection, calls)
+        count_calls(connection, calls)
 
 
 def discard(alias: str, queue: str) -> None:

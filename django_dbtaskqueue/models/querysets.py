@@ -73,7 +73,7 @@ class TaskQuerySet(models.QuerySet["T"]):
     def _change(self, verb: str) -> int:
         from django_dbtaskqueue.flow import move
 
-        return move.change(self, verb)
+        return move.change_statuses(self, verb)
 
     def reprocess(self) -> int:
         """ERROR → CREATED, due now, with a new budget of attempts."""

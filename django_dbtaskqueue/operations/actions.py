@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.enqueue import enqueue_task
-from django_dbtaskqueue.flow.move import lock_groups, put_back
+from django_dbtaskqueue.flow.move import lock_groups, set_back
 from django_dbtaskqueue.flow.placement import own_fields
 from django_dbtaskqueue.flow.selection import same_rows, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, FailureGroup, TaskChange
@@ -112,7 +112,7 @@ def restore(change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, actor: Acto
             skips[_("not permitted on queue %(queue)s") % {"queue": denied[0]}].append(pk)
         else:
             wanted[pk] = before[pk]
-    back = put_back(rows.filter(pk__in=list(wanted)), wanted, lambda task: task.last_update_time == change.after_time)
+    back = set_back(rows.filter(pk__in=list(wanted)), wanted, lambda task: task.last_update_time == change.after_time)
     if missed := sorted(wanted.keys() - {task.pk for task in back}):
         skips[_("another transaction is changing it")] += missed
     return ActReport(len(back), dict(skips), back)

@@ -104,7 +104,7 @@ def check_columns(connection: BaseDatabaseWrapper, task_tables: Iterable[type[Mo
 def _places(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
     """E002: a queue has an unknown database, or E003: table. E013: DBTASKQUEUE["READ_ALIAS"] names such a database."""
     named = [(f"Queue {name!r} is on", queue.database, "dbtaskqueue.E002") for name, queue in queues.items()]
-    read = sorted({name for pair in standby.configured().items() for name in pair})
+    read = sorted({name for pair in standby.read_aliases().items() for name in pair})
     named += [('DBTASKQUEUE["READ_ALIAS"] names', alias, "dbtaskqueue.E013") for alias in read]
     for who, alias, number in named:
         if alias not in django_settings.DATABASES:

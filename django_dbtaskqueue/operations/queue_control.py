@@ -134,7 +134,7 @@ def resume(queue: str, alias: str) -> int:
     """Resume a queue and wake its pollers; return 1 if it really was paused, or 0."""
     paused = Queue.objects.using(alias).filter(IN_EFFECT, pk=queue)
     changed = paused.update(paused_time=None, paused_until=None, paused_by="", paused_reason="")
-    notify.after_commit(connections[alias], queue)
+    notify.wake_after_commit(connections[alias], queue)
     return changed
 
 

@@ -143,7 +143,7 @@ class QueueHandle:
         Raises ``LeaseLost`` to the holder.
         """
         if isinstance(task, int):
-            return self._one(task, partial(move.change, verb="cancel", call="bury"), (CREATED,))
+            return self._one(task, partial(move.change_statuses, verb="cancel", call="bury"), (CREATED,))
         self._settle(task, Poison(reason))
         return True
 

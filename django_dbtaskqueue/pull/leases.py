@@ -22,7 +22,7 @@ from django_dbtaskqueue.flow import checkout as stage, observe, settle
 from django_dbtaskqueue.flow.checkout import QueueShare, ScanCursor
 from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.port import SettlePort
-from django_dbtaskqueue.flow.run import Processor, expiry, prepare
+from django_dbtaskqueue.flow.run import Processor, decode_task, expiry
 
 P = TypeVar("P", bound=SettlePort)
 OVERRIDDEN = ("retry", "reenqueue")  # settings that win over the processor's, if they were set while running
@@ -59,7 +59,7 @@ class ManualSettlePort(PullPort):
         """Give the task back uncharged, in its place, or raise ``LeaseLost``."""
         session = self.session
         self._settle(session, [(lease, Release())])
-        notify.after_commit(session.connection, lease.queue)
+        notify.wake_after_commit(session.connection, lease.queue)
 
 
 def port_of(kind: type[P], queue: str, alias: str) -> P:
@@ -149,14 +149,14 @@ def resume(alias: str, queue: str, task_id: int, total_attempt: int) -> Lease:
         raise LeaseLost(task_id, total_attempt, "from_token")
     *columns, left = found[0]
     (task,) = stage.leases([tuple(columns)], port, clock.monotonic() + left)
-    prepare(task, _processor(task, queue_settings(queue, alias)))
+    decode_task(task, _processor(task, queue_settings(queue, alias)))
     return task
 
 
 def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
     """Decode a task. Settle one that is expired or cannot be decoded, and return False."""
     processor = _processor(task, settings)
-    refused = expiry(task, settings.expired) or prepare(task, processor)
+    refused = expiry(task, settings.expired) or decode_task(task, processor)
     if refused is not None:
         task.port.settle(task, refused)
     return refused is None

@@ -28,7 +28,7 @@ def test_journeys_stay_within_their_limits() -> None:
     assert {name: value for name, value in found.items() if value > LIMITS[name]} == {}
     # A count of nothing would stay below every limit.
     assert any("enqueue" in name for name in figures.journeys()["enqueue"]["functions"])
-    assert any(name.endswith(":perform") for name in figures.journeys()["task"]["functions"])
+    assert any(name.endswith(":perform_task") for name in figures.journeys()["task"]["functions"])
 
 
 def test_the_search_finds_branches_on_outcomes(tmp_path: Path) -> None:

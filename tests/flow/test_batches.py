@@ -127,7 +127,7 @@ def test_a_retry_cancels_again_what_waits_for_a_poisoned_task(alias: str) -> Non
     taken(alias).poison()
     assert b.retry() == 0
     assert (state(parent), state(child)) == (POISONED, POISONED)
-    assert move.change(Task.objects.using(alias).filter(pk=parent.pk), "kick") == 1
+    assert move.change_statuses(Task.objects.using(alias).filter(pk=parent.pk), "kick") == 1
     finish(alias)
 
 
@@ -137,7 +137,7 @@ def test_a_retry_lets_a_task_wait_again_that_had_run_or_had_expired(alias: str) 
         ran, late = (enqueue("letters", after=parent, ttl=timedelta(hours=1), using=alias) for _ in range(2))
     taken(alias).poison()
     for task in (ran, late):
-        move.change(Task.objects.using(alias).filter(pk=task.pk), "cancel")
+        move.change_statuses(Task.objects.using(alias).filter(pk=task.pk), "cancel")
     assert move.kick(Task.objects.using(alias).filter(pk=ran.pk), 1) == 1
     taken(alias, "letters").poison()
     age(timedelta(hours=3), using=alias)

@@ -82,8 +82,8 @@ def test_an_operator_cancels_or_deletes_a_parent(alias: str, put: Callable[..., 
     cancelled, deleted = put(), put()
     child = put(after=[cancelled], on_parent_failure="cancel")
     held, free = (put(after=[deleted], on_parent_failure=policy) for policy in ("hold", "run"))
-    move.change(Task.objects.using(alias).filter(pk=cancelled.pk), "cancel")
-    move.change(Task.objects.using(alias).filter(pk=deleted.pk), "delete")
+    move.change_statuses(Task.objects.using(alias).filter(pk=cancelled.pk), "cancel")
+    move.change_statuses(Task.objects.using(alias).filter(pk=deleted.pk), "delete")
     assert [state(task) for task in (child, held, free)] == [POISONED, WAITS, READY]
     assert Dependency.objects.using(alias).get(child_id=held.pk).outcome == "DELETED"
 
@@ -155,7 +155,7 @@ def test_retention_keeps_a_parent_that_a_child_waits_for(alias: str, put: Callab
     cursor = retention.RetentionCursor("parcels", "POISON")
     assert retention.housekeep_batch(Session.on(alias), cursor, older_than=timedelta(0)) == 0
     assert Task.objects.using(alias).housekeep(older_than=timedelta(0)) == 0  # nor does an operator take it
-    move.change(Task.objects.using(alias).filter(pk=parent.pk), "kick")
+    move.change_statuses(Task.objects.using(alias).filter(pk=parent.pk), "kick")
     finish(alias)
     cursor = retention.RetentionCursor("parcels", "COMPLETED")
     assert retention.housekeep_batch(Session.on(alias), cursor, older_than=timedelta(0)) == 1
@@ -176,7 +176,7 @@ def test_a_sweep_tells_an_end_that_was_told_before_only_once(alias: str, put: Ca
     child = put(after=parents, on_parent_failure="run")
     session = Session.on(alias)
     for _ in range(2):
-        dependencies.ended(session, [parents[0].pk])
+        dependencies.tell_ends(session, [parents[0].pk])
         dependencies.sweep(session)
     assert Hold.objects.using(alias).get().remaining == 1 and state(child) == WAITS
 
@@ -267,7 +267,7 @@ def test_an_end_is_told_after_its_commit(alias: str, told: Callable[[], list[int
 
 def test_an_operator_and_a_rescue_tell_an_end(alias: str, told: Callable[[], list[int]]) -> None:
     cancelled = watched(alias)
-    assert move.change(Task.objects.using(alias), "cancel") == 1
+    assert move.change_statuses(Task.objects.using(alias), "cancel") == 1
     assert row(cancelled) == {"status": str(POISON), "watched": None}
     spent = {"attempt": 5, "max_attempts": 5, "next_process_time": -timedelta(seconds=1)}
     dead = make_task(PROCESSING, using=alias, watched=True, **spent)
@@ -279,7 +279,7 @@ def test_a_task_that_comes_back_is_watched_again(alias: str) -> None:
     """It was told that the task failed; something waits for another end."""
     for status, verb in ((ERROR, "reprocess"), (POISON, "kick")):
         task = make_task(status, using=alias, watched=False)
-        assert move.change(Task.objects.using(alias), verb) == 1
+        assert move.change_statuses(Task.objects.using(alias), verb) == 1
         assert row(task) == {"status": str(CREATED), "watched": True}
 
 
