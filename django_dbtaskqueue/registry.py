@@ -115,7 +115,7 @@ def register(
     """
     queue = conf.valid_name(queue)
     if payload is not None:
-        codecs.prepare(payload)
+        codecs.build_codec(payload)
     call, where = _callable(function), f"@processor({queue!r})"
     given = {name: value for name, value in options.items() if value is not None}
     declared = {name: given.pop(name) for name in given.keys() - OF_CALL}
@@ -126,7 +126,7 @@ def register(
     with _lock:
         _refuse_second(made)
         of_queue = [*(one for one in processors(queue) if one.payload_type != made.payload_type), made]
-        conf.declare(queue, **_declarations(of_queue))
+        conf.declare_queue(queue, **_declarations(of_queue))
         _replace(queue, of_queue)
     for appeared in tuple(listeners):
         appeared(queue)
@@ -238,7 +238,7 @@ Snapshot = tuple[dict[str, dict[str | None, Processor]], dict[str, dict[str, obj
 
 def snapshot() -> Snapshot:
     """Return a copy of all registrations, for ``restore``."""
-    return dict(found), conf.declared(), periodics()
+    return dict(found), conf.declarations(), periodics()
 
 
 def restore(saved: Snapshot) -> None:
@@ -339,7 +339,7 @@ def _refuse_second(made: Processor) -> None:
 # What a poller is told of its queues and their weights: ``--queue mail:8,default:4 --exclude slow``.
 
 
-def parse(texts: Iterable[str], excluded: Iterable[str] = ()) -> dict[str, int]:
+def weights_of(texts: Iterable[str], excluded: Iterable[str] = ()) -> dict[str, int]:
     """Return queue names and weights (1 if not given) from texts; all queues with a processor if there are none.
 
     Raises ``UnknownQueue`` with the nearest name, and ``ImproperlyConfigured`` for a queue without a processor, for a
@@ -393,7 +393,7 @@ def _check_has_processor(queue: str) -> None:
     try:
         there = known_queues()  # with those made at runtime
     except DatabaseError:
-        there = {*conf.known_queues()}
+        there = {*conf.settings_queues()}
     if queue in there:
         raise ImproperlyConfigured(
             f"Queue {queue!r} has no processor in this project, so nothing could process its tasks. Write one with "

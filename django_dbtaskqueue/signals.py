@@ -109,7 +109,7 @@ def unregister(listener: Listener) -> bool:
     return known
 
 
-def load() -> None:
+def load_listeners() -> None:
     """Register what ``DBTASKQUEUE["LISTENERS"]`` names, once. Raise ``ImproperlyConfigured`` for no listener."""
     for path in conf.settings().listeners:
         if path not in _from_settings:

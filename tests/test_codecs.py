@@ -220,7 +220,7 @@ def hint_and_value(draw: st.DrawFn, depth: int = 2) -> tuple[Any, st.SearchStrat
 def test_any_annotation_and_value_round_trips_or_is_refused_when_planned(data: st.DataObject) -> None:
     hint, values = data.draw(hint_and_value())
     try:
-        codecs.prepare(hint)
+        codecs.build_codec(hint)
     except PayloadError as error:
         assert "two members of a union" in error.reason
         return
@@ -357,10 +357,10 @@ UNPLANNED: list[tuple[Any, str, str]] = [
 def test_planning_names_class_and_field_and_leaves_no_half_plan_behind() -> None:
     for cls, path, reason in UNPLANNED:
         for _ in range(2):  # a failed plan is not kept
-            error = refusal(codecs.prepare, cls)
+            error = refusal(codecs.build_codec, cls)
             assert (error.path, reason in error.reason) == (path, True), error
-    refusal(codecs.prepare, Half)
-    assert refusal(codecs.prepare, Other).path == "Half.bad"
+    refusal(codecs.build_codec, Half)
+    assert refusal(codecs.build_codec, Other).path == "Half.bad"
 
 
 class Flight(pydantic.BaseModel):

@@ -19,7 +19,7 @@ from django_dbtaskqueue.pipeline.jobs import objective
 MINUTE_AND_A_HALF = timedelta(seconds=90)
 READERS: dict[str, Callable[[str], timedelta | None]] = {
     "settings, overrides, API": lambda text: conf.overlay(conf.QueueSettings(), {"lease": text}).lease,
-    "retry policy": lambda text: retry.parse(f"fixed:{text},jitter=0")(1, None),
+    "retry policy": lambda text: retry.parse_policy(f"fixed:{text},jitter=0")(1, None),
     "command line": management.duration,
     "search": span_of,
     "pipeline": lambda text: objective(f"claims=99%/{text}").within,

@@ -85,7 +85,7 @@ def test_no_policy_ever_raises_or_leaves_its_bounds(policy: Any, attempt: int) -
 
 @given(POLICIES)
 def test_text_describes_a_policy_exactly(policy: Any) -> None:
-    assert retry.parse(retry.describe(policy)) == policy
+    assert retry.parse_policy(retry.policy_text(policy)) == policy
 
 
 def test_a_wrong_policy_is_refused_when_made() -> None:
@@ -118,7 +118,7 @@ def test_parse() -> None:
         ("staged:3=10s,5=1m,rest=5m", Staged((3, s(10)), (5, s(60)), (None, s(300)))),
         ("sequence:PT0S,PT1M30S,00:02:00", Sequence(s(0), s(90), s(120))),
     ]:
-        assert retry.parse(text) == policy
+        assert retry.parse_policy(text) == policy
 
 
 def test_describe() -> None:
@@ -131,7 +131,7 @@ def test_describe() -> None:
         (PerException({TimeoutError: Fixed(s(1)), KeyError: None}), "TimeoutError -> fixed:1s; KeyError -> never"),
         (raising, f"{__name__}.raising"),
     ]:
-        assert retry.describe(policy) == text
+        assert retry.policy_text(policy) == text
 
 
 def test_parse_teaches() -> None:
@@ -150,17 +150,17 @@ def test_parse_teaches() -> None:
         ("staged:rest=1s,3=2s", "stage 1 must end after attempt 0, not None"),
     ]:
         with pytest.raises(ValueError, match="The forms are") as caught:
-            retry.parse(text)
+            retry.parse_policy(text)
         assert words in str(caught.value) and repr(text) in str(caught.value)
 
 
 @given(st.text("fixedgomtrcsa:0123456789.,=hdu -", max_size=30))
 def test_parse_returns_a_policy_or_raises_value_error(text: str) -> None:
     try:
-        policy = retry.parse(f"geometric:{text}")
+        policy = retry.parse_policy(f"geometric:{text}")
     except ValueError:
         return
-    assert retry.parse(retry.describe(policy)) == policy
+    assert retry.parse_policy(retry.policy_text(policy)) == policy
 
 
 class Late(TimeoutError):
@@ -241,11 +241,11 @@ def test_decide() -> None:
         *((later, 1, EXACT, s(1)), (later, 1, giving(None), s(1)), (later, 5, EXACT, None)),
         (Fail("no seat"), 1, any_other, s(7)),
     ]:
-        assert retry.decide(fail, attempt=attempt, max_attempts=5, policy=policy) == expected
+        assert retry.retry_delay(fail, attempt=attempt, max_attempts=5, policy=policy) == expected
 
 
 def test_the_policy_sees_attempt_and_error() -> None:
     seen, error = list[Any](), ValueError("x")
     for attempt, fail in ((3, Fail(error)), (4, Fail("text"))):
-        retry.decide(fail, attempt=attempt, max_attempts=5, policy=lambda *given: seen.append(given) or s(1))
+        retry.retry_delay(fail, attempt=attempt, max_attempts=5, policy=lambda *given: seen.append(given) or s(1))
     assert seen == [(3, error), (4, None)]

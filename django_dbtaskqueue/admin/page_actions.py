@@ -103,7 +103,7 @@ def _field(
 
 def _queues(table: TaskQuerySet, actor: permissions.Actor) -> list[str]:
     made = Queue.objects.using(table.db).order_by("name").values_list("name", flat=True)[:MAX_OFFERED_QUEUES]
-    names = sorted(filter(actor.sees, {*conf.known_queues(), *made}))
+    names = sorted(filter(actor.sees, {*conf.settings_queues(), *made}))
     return [name for name in names if model_for(name) is table.model and table.db in aliases_of(name)]
 
 

@@ -281,7 +281,7 @@ class QueueAdmin(NamedListAdmin):
 
 def stored_queues(rows: QuerySet[Queue], **only: str) -> dict[str, Queue]:
     """Return the rows by name, each from the database where its queue lives."""
-    homes = {name: alias_for(name, None, write=False) for name in conf.known_queues()}
+    homes = {name: alias_for(name, None, write=False) for name in conf.settings_queues()}
     found: dict[str, Queue] = {}
     for alias in sorted({rows.db, *homes.values()}):
         found |= {row.name: row for row in rows.using(alias).filter(**only) if homes.get(row.name, alias) == alias}

@@ -208,7 +208,7 @@ class TaskAdmin(TaskPageAdmin):
         """Show temporary tasks in the index only where a queue has them, as far as the settings can be read."""
         used = self.model is not TemporaryTask
         with suppress(ImproperlyConfigured):
-            used = used or any(conf.default_settings(name).temporary for name in ("", *conf.known_queues()))
+            used = used or any(conf.default_settings(name).temporary for name in ("", *conf.settings_queues()))
         return used and super().has_module_permission(request)
 
     def list_verbs(self, request: HttpRequest) -> Sequence[permissions.Verb]:

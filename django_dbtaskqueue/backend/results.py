@@ -199,7 +199,7 @@ def find_place(result_id: object) -> "tuple[Session, int]":
         raise compat.TaskResultDoesNotExist(result_id) from None
     task_id = given.int >> 128 - ID_BITS
     secrets = (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
-    places = ((alias, model_for(queue)) for queue in conf.known_queues() for alias in aliases_of(queue))
+    places = ((alias, model_for(queue)) for queue in conf.settings_queues() for alias in aliases_of(queue))
     for alias, model in dict.fromkeys(places):
         session, location = Session.on(alias, model), model._meta.label_lower
         stored = {} if session.postgresql else _stored(session, task_id)

@@ -38,7 +38,7 @@ _unreachable_until: dict[str, float] = {}  # by alias: no row is read before tha
 _quiet_until = 0.0  # after a change that may still be rolled back, nothing read in a transaction is remembered
 
 
-def queue_settings(queue: str, alias: str, connection: BaseDatabaseWrapper | None = None) -> conf.QueueSettings:
+def overridden_settings(queue: str, alias: str, connection: BaseDatabaseWrapper | None = None) -> conf.QueueSettings:
     """Return what ``queue`` is set to, the runtime overrides of its row laid over it; at most a second old.
 
     A queue made at runtime stands only in the ``Queue`` table. ``connection``: that of the alias, for a caller that has
@@ -55,7 +55,7 @@ def queue_settings(queue: str, alias: str, connection: BaseDatabaseWrapper | Non
     if values is None and conf.is_name(queue):
         values = _read(queue, alias, known=known)
     if values is None and not known:
-        raise UnknownQueue(queue, conf.known_queues())
+        raise UnknownQueue(queue, conf.settings_queues())
     return _remember(key, values).settings
 
 

@@ -73,13 +73,13 @@ class QueueSettings:
     extra: Mapping[str, Any] = field(default_factory=dict)  # the project's own settings: ``task.extra`` in a processor
 
     def __post_init__(self) -> None:
-        check(self, QUEUE_RULES, str)
+        check_rules(self, QUEUE_RULES, str)
 
 
 Rule = tuple[Callable[[Any], bool], str]  # the test of a value, and what the value must be
 
 
-def check(settings: object, rules: Mapping[str, Rule], shown: Callable[[str], str]) -> None:
+def check_rules(settings: object, rules: Mapping[str, Rule], shown: Callable[[str], str]) -> None:
     """Raise ``ImproperlyConfigured`` for the first setting that breaks its rule; ``shown`` writes its name."""
     for name, (test, wanted) in rules.items():
         if not test(value := getattr(settings, name)):
@@ -196,7 +196,7 @@ def parse(key: str, value: Any, *, where: str) -> Any:
         return None
     try:
         if key == "unique" and isinstance(value, str):
-            return uniqueness.parse(value)
+            return uniqueness.parse_rule(value)
         if key in RATES and value is not None:
             return durations.parse_rate(value)
         return retry.normalise(value) if key in ("retry", "reenqueue") else value
@@ -220,7 +220,7 @@ def setting_text(value: object) -> str:
         return durations.format_duration(value)
     if isinstance(value, Mapping):
         return str(masked(dict(value)))
-    return retry.describe(value) if callable(value) else str(value)
+    return retry.policy_text(value) if callable(value) else str(value)
 
 
 def changed_settings(old: QueueSettings, new: QueueSettings) -> Iterator[tuple[str, str, str]]:
@@ -231,14 +231,14 @@ def changed_settings(old: QueueSettings, new: QueueSettings) -> Iterator[tuple[s
             yield one.name, setting_text(before), setting_text(after)
 
 
-def is_name(name: Any) -> bool:
+def is_queue_name(name: Any) -> bool:
     """Whether a queue can have this name."""
     return isinstance(name, str) and QUEUE_NAME.fullmatch(name) is not None
 
 
 def valid_name(name: Any) -> str:
     """Return a queue's name, or raise ``ImproperlyConfigured`` for one no queue can have."""
-    if not is_name(name):
+    if not is_queue_name(name):
         raise ImproperlyConfigured(f"{name!r} {QUEUE_NAME_RULE}")
     return str.__str__(name)  # of an enum that is a text, too, its value, which str() is not
 
@@ -281,9 +281,9 @@ def _json(name: str, value: Any, *, where: str) -> Any:
         return str(value)
     if name not in ("retry", "reenqueue") or value is None:
         return value
-    text = retry.describe(value)
+    text = retry.policy_text(value)
     with suppress(ValueError):
-        if retry.parse(text) == value:
+        if retry.parse_policy(text) == value:
             return text
     raise ImproperlyConfigured(
         f"{where}: {name}={text} can only be written in code. Give it to @processor, or use one with a text form: "
@@ -349,14 +349,14 @@ def _is_secret(value: object) -> bool:
 
 def _are_queue_names(value: object) -> bool:
     if isinstance(value, str):
-        return is_name(value.replace("{queue}", "q")) and "{queue}" in value
-    return isinstance(value, Mapping) and all(map(is_name, [*value, *value.values()]))
+        return is_queue_name(value.replace("{queue}", "q")) and "{queue}" in value
+    return isinstance(value, Mapping) and all(map(is_queue_name, [*value, *value.values()]))
 
 
 def _are_allowed(value: object) -> bool:
     if not isinstance(value, Mapping):
         return False
-    return all(map(is_name, value)) and all(one is None or are_texts(one) for one in value.values())
+    return all(map(is_queue_name, value)) and all(one is None or are_texts(one) for one in value.values())
 
 
 PEER_RULES = {
@@ -389,7 +389,7 @@ def bridge_of(given: object) -> Bridge:
                 "one of the other. Give each peer a secret of its own."
             )
     found = Bridge(**values)
-    check(found, rules_by_type(Bridge), lambda name: f"{where}[{name!r}]")
+    check_rules(found, rules_by_type(Bridge), lambda name: f"{where}[{name!r}]")
     return found
 
 
@@ -407,7 +407,7 @@ def _peer_of(name: object, given: object, where: str) -> Peer:
             f"print('{SECRET_PREFIX}' + base64.b64encode(secrets.token_bytes({MIN_SECRET_BYTES})).decode())\""
         )
     peer = Peer(**values)
-    check(peer, PEER_RULES, lambda key: f"{where}[{key!r}]")
+    check_rules(peer, PEER_RULES, lambda key: f"{where}[{key!r}]")
     return peer
 
 
@@ -493,7 +493,7 @@ class SettingsFile(Generic[T]):
         return value
 
 
-def tables(document: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def settings_tables(document: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return the settings of a file that are good, by queue, and the faults of the others."""
     faults = [
         f"{name!r} is not known here.{near_match(name, ['queues'])} Write settings in [queues.NAME] tables."

@@ -25,7 +25,7 @@ from django_dbtaskqueue.conf import queue as rules
 from django_dbtaskqueue.conf.queue import (
     QueueSettings as QueueSettings,
     duration as duration,
-    is_name as is_name,
+    is_queue_name as is_name,
     overlay as overlay,
     parse as parse,
     valid_name as valid_name,
@@ -81,7 +81,7 @@ class Settings:
     file: str | os.PathLike[str] | None = None  # TOML, laid over ``queues`` and followed; relative to BASE_DIR
 
     def __post_init__(self) -> None:
-        rules.check(self, TOP_RULES, lambda name: f"DBTASKQUEUE[{name.upper()!r}]")
+        rules.check_rules(self, TOP_RULES, lambda name: f"DBTASKQUEUE[{name.upper()!r}]")
 
     @cached_property
     def payload_limits(self) -> Limits:
@@ -177,7 +177,7 @@ def _load() -> _State:
 
 def _laid_over(plain: Settings, document: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """Return the settings with the file's tables over those of the dict, and the file's faults."""
-    found, faults = rules.tables(document)
+    found, faults = rules.settings_tables(document)
     faults += [f"[queues.{name}] {rules.QUEUE_NAME_RULE}" for name in found if not is_name(name)]
     queues = {name: {**plain.queues.get(name, {}), **values} for name, values in found.items()}
     laid = replace(plain, queues={**plain.queues, **queues})
@@ -222,13 +222,13 @@ def _from_dict(raw: Any) -> Settings:
     return Settings(**values)
 
 
-def declare(queue: str, **values: Any) -> None:
+def declare_queue(queue: str, **values: Any) -> None:
     """Make ``queue`` known with what its processor says in code; the project's settings still win."""
     _declared[valid_name(queue)] = rules.queue_values(values, where=f"@processor({queue!r})")
     _clear_queues()
 
 
-def declared() -> dict[str, dict[str, Any]]:
+def declarations() -> dict[str, dict[str, Any]]:
     """Return what processors say in code, for ``redeclare``."""
     return dict(_declared)
 
@@ -240,7 +240,7 @@ def redeclare(saved: Mapping[str, dict[str, Any]]) -> None:
     _clear_queues()
 
 
-def known_queues() -> Iterator[str]:
+def settings_queues() -> Iterator[str]:
     """Return the queues known without asking the database."""
     return iter({**settings().queues, **_declared})
 
@@ -253,7 +253,7 @@ def is_known(queue: str) -> bool:
 def queue_settings(queue: str) -> QueueSettings:
     """Return what ``queue`` is set to; raise ``UnknownQueue`` with the nearest name."""
     if not is_known(queue):
-        raise UnknownQueue(queue, known_queues())
+        raise UnknownQueue(queue, settings_queues())
     return default_settings(queue)
 
 

@@ -78,18 +78,18 @@ def encode(value: object, declared: object = None) -> tuple[str | None, object]:
     """Return (type name, JSON-ready value). Plain JSON has the name None and is encoded as ``declared``."""
     cls = type(value)
     if cls in JSON_TYPES:
-        return None, value if declared is None else _run(prepare(declared).encode, value)
+        return None, value if declared is None else _run(build_codec(declared).encode, value)
     if is_record(cls) or is_model(cls):
-        return type_name(cls), _run(prepare(cls).encode, value)  # type: ignore[arg-type]  # a class is hashable
-    return None, _run(prepare(declared).encode, value)
+        return type_name(cls), _run(build_codec(cls).encode, value)  # type: ignore[arg-type]  # a class is hashable
+    return None, _run(build_codec(declared).encode, value)
 
 
 def decode(cls: object, plain: object) -> object:
     """Return ``plain`` as a ``cls``; None, Any and dict leave it unchanged. Unknown and missing fields are errors."""
-    return _run(prepare(cls).decode, plain, cannot="be read")
+    return _run(build_codec(cls).decode, plain, cannot="be read")
 
 
-def prepare(cls: object) -> _Codec:
+def build_codec(cls: object) -> _Codec:
     """Build and cache the codec of a payload class. Raise PayloadError for an annotation that has no JSON form."""
     hint = ANY_JSON if cls is None or cls is dict or cls is object else cls
     if (codec := _codecs.get(hint)) is None:

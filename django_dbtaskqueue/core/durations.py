@@ -254,7 +254,7 @@ def task_number(text: str) -> str:
     return str(int(found[1] + found[2], 16)) if found else text
 
 
-def number(value: float | None) -> str:
+def thousands(value: float | None) -> str:
     """Return a number with its thousands apart; a fraction below 1,000 has three digits."""
     if value is None:
         return UNKNOWN

@@ -190,7 +190,7 @@ def normalise(policy: AnyPolicy) -> Policy:
     Raises TypeError or ValueError for anything else, before a task depends on it.
     """
     if policy is None or isinstance(policy, str):
-        return DEFAULT if policy is None else parse(policy)
+        return DEFAULT if policy is None else parse_policy(policy)
     if isinstance(policy, Mapping):
         if wrong := [cls for cls in policy if not (isinstance(cls, type) and issubclass(cls, BaseException))]:
             raise TypeError(f"A mapping of retry policies has exception classes as keys, not {wrong[0]!r}.")
@@ -202,7 +202,7 @@ def normalise(policy: AnyPolicy) -> Policy:
     )
 
 
-def decide(fail: Fail, *, attempt: int, max_attempts: int, policy: AnyPolicy = None) -> timedelta | None:
+def retry_delay(fail: Fail, *, attempt: int, max_attempts: int, policy: AnyPolicy = None) -> timedelta | None:
     """Return the delay before the next attempt, or None when the task must end in ERROR. Never raises.
 
     The budget comes first, then ``Fail.retry``, then ``Fail.delay`` (exact, without jitter), then the policy.
@@ -236,7 +236,7 @@ _POLICY_FORMS = (
 )
 
 
-def parse(text: str) -> Policy:
+def parse_policy(text: str) -> Policy:
     """Return the policy that ``text`` describes, e.g. ``"geometric:10s,x2,max=1h"``; ValueError shows the forms."""
     kind, _, rest = "".join(text.lower().split()).partition(":")
     if kind not in _POLICY_BY_NAME:
@@ -258,11 +258,11 @@ def _build(kind: str, words: list[tuple[str, str, str]]) -> Policy:
     return _POLICY_BY_NAME[kind](*(parse_length(text) for text, equals, _ in words if not equals), **options, **delays)
 
 
-def describe(policy: Policy) -> str:
+def policy_text(policy: Policy) -> str:
     """Return the text that ``parse`` reads as ``policy``; for a policy that only code can express, a description."""
     if isinstance(policy, PerException):
         entries = policy.policies.items()
-        return "; ".join(f"{cls.__qualname__} -> {describe(entry) if entry else 'never'}" for cls, entry in entries)
+        return "; ".join(f"{cls.__qualname__} -> {policy_text(entry) if entry else 'never'}" for cls, entry in entries)
     if not isinstance(policy, _Schedule):
         return dotted(policy)
     jitter = "" if policy.jitter == JITTER else f",jitter={policy.jitter!r}"

@@ -157,7 +157,7 @@ class Debounce(UniqueRule):
 RULES: dict[str, type[UniqueRule]] = {"unique": Unique, "throttle": Throttle, "debounce": Debounce}
 
 
-def parse(text: str) -> UniqueRule:
+def parse_rule(text: str) -> UniqueRule:
     """Return the rule that ``text`` describes, e.g. ``"debounce:30s,max_wait=5m"``; ValueError shows the forms."""
     kind, _, rest = text.strip().partition(":")
     if kind not in RULES:

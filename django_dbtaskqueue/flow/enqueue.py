@@ -102,7 +102,7 @@ def enqueue_task(queue: str, task: TaskOptions, how: InsertOptions, stored: Mapp
         return enqueue_hook.surround(queue, partial(enqueue_task, queue, task, how, stored))
     queue = queue.value if isinstance(queue, Enum) else queue
     alias = alias_for(queue, how.using)
-    settings = overrides.queue_settings(queue, alias, connections[alias])
+    settings = overrides.overridden_settings(queue, alias, connections[alias])
     row, rule, related = row_of(queue, task, settings), None, None
     if stored is not None:
         row |= stored

@@ -20,7 +20,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.columns import OPTIONS, EnqueueManyOptions, InsertOptions, TaskOptions
@@ -109,7 +109,7 @@ def _enqueue_items(queue: str, items: Iterable[Any], how: InsertOptions, on_inva
     check_timeout(how.timeout)
     sessions = {alias: Session.on(alias, model_for(queue)) for alias in aliases_of(queue, how.using)}
     first, *others = sessions
-    settings = queue_settings(queue, first)
+    settings = overridden_settings(queue, first)
     if how.after is not None and (others or how.on_duplicate in REPLACE or settings.unique is not None):
         raise EnqueueError(
             "enqueue_many(after=…) does not go with shards, a rule of uniqueness or on_duplicate='replace'. Call "

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from django.db import OperationalError
 
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.conf.queue import QueueSettings
 from django_dbtaskqueue.conf.settings import default_settings
 from django_dbtaskqueue.core.exceptions import TooManyGroups, UnknownQueue
@@ -140,7 +140,7 @@ def heads_of(session: Session, queue: str) -> int:
     alias = session.connection.alias
     if not session.owned:
         with suppress(UnknownQueue):
-            return queue_settings(queue, alias).max_running_per_group
+            return overridden_settings(queue, alias).max_running_per_group
     return heads_in_poller.get((alias, queue)) or default_settings(queue).max_running_per_group
 
 

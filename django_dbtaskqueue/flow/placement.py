@@ -35,7 +35,7 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, QueueFull, near_match
 from django_dbtaskqueue.core.json import short_repr
 from django_dbtaskqueue.core.sql.enqueue import OwnColumns
-from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule, parse as parse_rule
+from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule, parse_rule as parse_rule
 from django_dbtaskqueue.db.session import Session, aliases_of, model_of
 from django_dbtaskqueue.models import AbstractTask, Queue
 
@@ -131,7 +131,7 @@ def known_queues(using: str | None = None) -> set[str]:
 
     With ``using`` only that database's rows.
     """
-    known = {*conf.known_queues()}
+    known = {*conf.settings_queues()}
     for alias in {alias for name in ("", *known) for alias in aliases_of(name, using)}:
         known.update(Queue.objects.using(alias).values_list("name", flat=True))
     return known

@@ -349,7 +349,7 @@ def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
         case Fail():
             policy = lease.port.retry or conf.policy("retry", lease.queue, lease.processor and lease.processor.policy)
             attempts = {"attempt": lease.attempt, "max_attempts": lease.max_attempts}
-            return outcomes.Failed(outcome, retry.decide(outcome, **attempts, policy=policy))
+            return outcomes.Failed(outcome, retry.retry_delay(outcome, **attempts, policy=policy))
         case outcomes.Reenqueue(delay=None):
             number, declared = lease.reenqueue_attempt + 1, lease.processor and lease.processor.reenqueue
             policy = lease.port.reenqueue or conf.policy("reenqueue", lease.queue, declared)

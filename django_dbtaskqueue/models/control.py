@@ -19,9 +19,9 @@ from django_dbtaskqueue.models.readable import (
     NumberedRow,
     TimeField,
     as_list,
-    check,
     index,
     readable,
+    row_check,
     unique,
 )
 
@@ -404,7 +404,7 @@ class ApiToken(NumberedRow):
     last_used_time = TimeField(_("last used"), null=True, blank=True)
 
     class Meta(NumberedRow.Meta):
-        constraints: ClassVar = [check("scope", Q(scope__in=[READ_SCOPE, OPERATE_SCOPE]))]
+        constraints: ClassVar = [row_check("scope", Q(scope__in=[READ_SCOPE, OPERATE_SCOPE]))]
 
     @property
     def queue_names(self) -> tuple[str, ...]:
@@ -449,7 +449,7 @@ class ArchiveBatch(NumberedRow):
 
     class Meta(NumberedRow.Meta):
         constraints: ClassVar = [
-            check("state", Q(state__in=[state for state, _name in BATCH_STATES])),
+            row_check("state", Q(state__in=[state for state, _name in BATCH_STATES])),
             # Two batches of one table under way at once could take the same rows into the lake twice.
             unique("one_open", "location", "source", condition=Q(state="open")),
         ]

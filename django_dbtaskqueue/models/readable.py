@@ -118,14 +118,14 @@ class NumberedRow(models.Model):
         return " ".join(str(getattr(self, name)) for name in self.shown_by)
 
 
-def check(name: str, condition: models.Q) -> models.CheckConstraint:
+def row_check(name: str, condition: models.Q) -> models.CheckConstraint:
     """Return a condition that each row meets."""
     return models.CheckConstraint(condition=condition, name=f"%(app_label)s_%(class)s_{name}")
 
 
 def readable(*columns: str) -> models.CheckConstraint:
     """Return the condition that Python can read these times: another would break each page that shows the row."""
-    return check("times", models.Q(**{f"{name}__range": READABLE_TIMES for name in columns}))
+    return row_check("times", models.Q(**{f"{name}__range": READABLE_TIMES for name in columns}))
 
 
 def unique(

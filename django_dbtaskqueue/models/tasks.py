@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from django_dbtaskqueue.core.json import MAX_NAME_CHARS
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models.querysets import TaskManager, Waiting
-from django_dbtaskqueue.models.readable import JsonField, NumberedRow, TimeField, check, index, readable, unique
+from django_dbtaskqueue.models.readable import JsonField, NumberedRow, TimeField, index, readable, row_check, unique
 
 STATUS_CHOICES = [(str(status), str(status)) for status in Status]
 STATUS_VALUES = [str(status) for status in Status]
@@ -103,10 +103,10 @@ class AbstractTask(Waiting, TaskColumns):
         constraints: ClassVar = [
             # By bytes, so that how a reference begins can be looked up in a database of any collation.
             unique("reference", "reference", "queue", opclasses=["varchar_pattern_ops", "varchar_ops"]),
-            check("status", Q(status__in=STATUS_VALUES)),
+            row_check("status", Q(status__in=STATUS_VALUES)),
             # A task has a ready time only while a poller may take it, so the checkout index holds no other task.
             # It has a final status only when it is finished, so pages and retention find it by that column.
-            check(
+            row_check(
                 "ready_time",
                 Q(ready_time__isnull=False, parked_by__isnull=True, final_status__isnull=True)
                 & ~Q(status__in=TERMINAL_VALUES)
@@ -114,16 +114,16 @@ class AbstractTask(Waiting, TaskColumns):
                 & Q(final_status__isnull=False, final_status=models.F("status"))
                 | Q(ready_time__isnull=True, status="CREATED", parked_by__isnull=False, final_status__isnull=True),
             ),
-            check("finished", Q(finish_time__isnull=True) | Q(status__in=TERMINAL_VALUES)),
-            check("unleased", ~Q(status="CREATED") | Q(poller_instance__isnull=True)),
-            check(
+            row_check("finished", Q(finish_time__isnull=True) | Q(status__in=TERMINAL_VALUES)),
+            row_check("unleased", ~Q(status="CREATED") | Q(poller_instance__isnull=True)),
+            row_check(
                 "counters",
                 Q(attempt__gte=0, reenqueue_attempt__gte=0, max_attempts__gte=1)
                 & Q(total_attempt__gte=models.F("attempt"), total_attempt__lte=MAX_TOTAL_ATTEMPT)
                 & Q(reenqueue_attempt__lte=MAX_REENQUEUE_ATTEMPT),
             ),
             # NULL passes: a condition that is not known to be false holds.
-            check("lease", Q(lease_seconds__gt=0, lease_seconds__lte=MAX_LEASE_SECONDS)),
+            row_check("lease", Q(lease_seconds__gt=0, lease_seconds__lte=MAX_LEASE_SECONDS)),
             readable("create_time", "next_process_time", "ready_time", "expire_time"),
         ]
         indexes: ClassVar = [

@@ -15,7 +15,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.durations import Rate, clock, format_duration, format_seconds
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, UnknownQueue
 from django_dbtaskqueue.core.sql.stats import MAX_POSITIONS_PER_PRIORITY, StatsStatements
@@ -280,7 +280,7 @@ def limit_use(place: Location, queue: str) -> LimitUse | None:
     """Return how much of its limits a queue uses; None if it has none."""
     settings, limiter = conf.QueueSettings(), None
     with suppress(UnknownQueue):
-        settings = queue_settings(queue, place[0])
+        settings = overridden_settings(queue, place[0])
         limiter = Limiter.of(queue, settings)
     if limiter is None:
         return None

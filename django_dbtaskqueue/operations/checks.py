@@ -37,7 +37,7 @@ STRICT_LEVELS = {3: "REPEATABLE READ", 4: "SERIALIZABLE"}  # isolation levels, a
 def check_settings(**_: object) -> list[CheckMessage]:
     """Return what is wrong with apps and settings. E001: DBTASKQUEUE cannot be read, so the rest is not looked at."""
     try:
-        queues = {name: conf.default_settings(name) for name in conf.known_queues()}
+        queues = {name: conf.default_settings(name) for name in conf.settings_queues()}
     except ImproperlyConfigured as error:
         return [Error(str(error), id="dbtaskqueue.E001")]
     processors = [processor for queue in registry.queues() for processor in registry.processors(queue)]
@@ -48,7 +48,7 @@ def check_settings(**_: object) -> list[CheckMessage]:
 @register(Tags.database)
 def check_servers(databases: Sequence[str] | None = None, **_: object) -> Iterator[CheckMessage]:
     """E009: a database's server is too old. Django asks this for ``migrate`` and for ``check --database``."""
-    for alias in {*databases} & _task_aliases(conf.known_queues()) if databases else ():
+    for alias in {*databases} & _task_aliases(conf.settings_queues()) if databases else ():
         try:
             with migrated():
                 connections[alias].ensure_connection()

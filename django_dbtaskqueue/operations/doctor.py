@@ -122,7 +122,7 @@ def _unmigrated(alias: str) -> Iterator[Finding]:
 
 def _settings(alias: str) -> Iterator[Finding]:
     rows = dict(Queue.objects.using(alias).values_list("name", "overrides")[:1000])
-    for name in sorted({*conf.known_queues(), *rows}):
+    for name in sorted({*conf.settings_queues(), *rows}):
         try:
             settings = conf.overlay(conf.default_settings(name), rows.get(name) or {})
         except ImproperlyConfigured as error:
@@ -135,7 +135,7 @@ def _settings(alias: str) -> Iterator[Finding]:
 
 
 def _databases(alias: str) -> Iterator[Finding]:
-    away = sorted(name for name in conf.known_queues() if conf.default_settings(name).database != DEFAULT_DB_ALIAS)
+    away = sorted(name for name in conf.settings_queues() if conf.default_settings(name).database != DEFAULT_DB_ALIAS)
     if away:
         names = {"queues": ", ".join(away), "alias": DEFAULT_DB_ALIAS}
         words = _("%(queues)s: these queues are not in the database %(alias)s.") % names

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, UnknownQueue
@@ -119,7 +119,7 @@ class _Case:
     def settings(self) -> conf.QueueSettings | None:
         """What the queue is set to; None for a queue that is not known."""
         with suppress(UnknownQueue):
-            return queue_settings(self.task.queue, self.alias)
+            return overridden_settings(self.task.queue, self.alias)
         return None
 
     @cached_property

@@ -10,7 +10,7 @@ from typing import Self
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import UnknownQueue
@@ -159,7 +159,7 @@ def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] |
     if unknown := [name for name in wanted or () if not conf.is_known(name)]:
         there = {name for place in locations(using) for name in queue_names(place)}
         if missing := [name for name in unknown if name not in there]:
-            raise UnknownQueue(missing[0], {*there, *conf.known_queues()})
+            raise UnknownQueue(missing[0], {*there, *conf.settings_queues()})
     return wanted
 
 
@@ -169,7 +169,7 @@ def _end_expired(session: Session, queue: str) -> int:
     if not ids:
         return 0
     try:
-        settings = queue_settings(queue, alias)
+        settings = overridden_settings(queue, alias)
     except UnknownQueue:  # it has tasks all the same
         settings = conf.default_settings(queue)
     port = SettlePort(alias, session.model, key=queue)

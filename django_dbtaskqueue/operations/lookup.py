@@ -11,7 +11,7 @@ from datetime import datetime
 from django.db.models import Count
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
@@ -78,7 +78,7 @@ def locations(using: str | None = None) -> list[Location]:
     """Return those of all known queues, each once; of all databases or of one."""
     common, using = alias_for("", None), using and alias_for("", using)
     made = Queue.objects.using(common).values_list("name", flat=True)
-    found = dict.fromkeys(place for name in ("", *conf.known_queues(), *made) for place in places_of(name))
+    found = dict.fromkeys(place for name in ("", *conf.settings_queues(), *made) for place in places_of(name))
     return [place for place in found if using in (None, place[0])]
 
 
@@ -142,12 +142,12 @@ def _change(queue: str, reference: str, verb: Callable[[TaskQuerySet], int]) -> 
 
 
 def _places(queue: str) -> list[Location]:
-    queue_settings(queue, aliases_of(queue)[0])
+    overridden_settings(queue, aliases_of(queue)[0])
     return places_of(queue)
 
 
 def _all_of(queue: str, using: str | None) -> TaskQuerySet:
-    queue_settings(queue, aliases_of(queue)[0])
+    overridden_settings(queue, aliases_of(queue)[0])
     aliases = aliases_of(queue, using)
     if len(aliases) > 1:
         raise TaskQueueError(f"Queue {queue!r} has shards. Search each: using= one of {', '.join(aliases)}.")

@@ -146,7 +146,7 @@ def ensure_row(queue: str, alias: str) -> None:
     rows = Queue.objects.using(alias)
     if not rows.filter(pk=queue).exists():
         if not conf.is_known(queue) and not is_in_use(queue, alias):
-            raise UnknownQueue(queue, conf.known_queues())
+            raise UnknownQueue(queue, conf.settings_queues())
         rows.bulk_create([Queue(name=queue)], ignore_conflicts=True)
 
 
@@ -261,7 +261,7 @@ def move_shards(
 def _checked(queue: str, actor: Actor, named: Iterable[str]) -> tuple[str, ...]:
     permissions.check_queue(queue, actor)
     homes = aliases_of(queue)
-    overrides.queue_settings(queue, homes[0])
+    overrides.overridden_settings(queue, homes[0])
     for alias in named:
         if alias not in connections.settings:
             words = _("DATABASES has no alias %(alias)s. It has %(known)s.")
@@ -294,7 +294,7 @@ def settings_in_force(queue: str, values: Mapping[str, object]) -> list[Setting]
 
 
 def _source(queue: str, name: str, values: Mapping[str, object]) -> str:
-    settings, declared = conf.settings(), conf.declared()
+    settings, declared = conf.settings(), conf.declarations()
     layers: dict[str, Mapping[str, object]] = {"operator": values, "settings": settings.queues.get(queue, {})}
     layers |= {"processor": declared.get(queue, {}), "defaults": settings.defaults}
     return next((source for source, said in layers.items() if name in said), "built in")

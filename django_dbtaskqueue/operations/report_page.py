@@ -18,7 +18,7 @@ from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import override
 
-from django_dbtaskqueue.core.durations import UNKNOWN, number, percent, seconds
+from django_dbtaskqueue.core.durations import UNKNOWN, percent, seconds, thousands
 from django_dbtaskqueue.core.masking import masked_text
 
 __all__ = ["html_file"]
@@ -35,7 +35,7 @@ MAX_HEAT_LEVEL = 9
 Figures = Mapping[str, Any]
 
 register = Library()
-for form in (number, percent, seconds):
+for form in (thousands, percent, seconds):
     register.filter(form)
 
 
@@ -149,10 +149,10 @@ def report_context(figures: Figures) -> Mapping[str, object]:
     wait, run, backlog, failures, budget = (_lines(found[name]) for name in names)
     return {
         "charts": _drawn(
-            Chart("ended", "Tasks ended", times, ended, number, bars=True),
+            Chart("ended", "Tasks ended", times, ended, thousands, bars=True),
             Chart("wait", "Wait, p95", times, wait, seconds, "duration"),
             Chart("run", "Run, p95", times, run, seconds, "duration"),
-            Chart("backlog", "Backlog", times, backlog, number),
+            Chart("backlog", "Backlog", times, backlog, thousands),
             Chart("budget", "Error budget spent; 100 % is all of it", times, budget, percent, " %"),
             Chart("failures", "Failures, share of what ended", times, failures, percent, " %"),
         )
@@ -209,7 +209,7 @@ def _lines(found: Sequence[Mapping[str, Any]]) -> list[Line]:
 def _week(values: Mapping[int, float]) -> list[tuple[str, list[tuple[str, int]]]]:
     """Return a row for each day: of each hour the value as text, and its size from 0 to `MAX_HEAT_LEVEL`."""
     most = max(values.values(), default=0) or 1
-    known = {hour: (number(value), math.ceil(MAX_HEAT_LEVEL * value / most)) for hour, value in values.items()}
+    known = {hour: (thousands(value), math.ceil(MAX_HEAT_LEVEL * value / most)) for hour, value in values.items()}
     cells = [known.get(hour, ("", 0)) for hour in range(DAY_HOURS * len(DAY_NAMES))]
     return [(day, cells[DAY_HOURS * place :][:DAY_HOURS]) for place, day in enumerate(DAY_NAMES)]
 

@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext_lazy
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.cron import default_zone, ticks, timing_fault
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError, near_match
 from django_dbtaskqueue.core.masking import masked
@@ -70,7 +70,7 @@ def _definition(name: str, made: registry.Periodic) -> Definition:
 
 def homes(using: str | None = None) -> list[str]:
     """Return the databases that have schedules, or the one of them."""
-    known = (home_of(name) for name in conf.known_queues())
+    known = (home_of(name) for name in conf.settings_queues())
     return [alias_for("", using)] if using else list(dict.fromkeys([alias_for("", None), *known]))
 
 
@@ -340,7 +340,7 @@ def edit_schedule(
 def _check_new(name: str, new: Definition, actor: Actor, verb: Verb, reason: str) -> None:
     check_queue(new.queue, actor)
     check(verb, reason, actor, new.queue)
-    queue_settings(new.queue, home_of(new.queue))
+    overridden_settings(new.queue, home_of(new.queue))
     try:
         new.check(name)
     except ValueError as error:

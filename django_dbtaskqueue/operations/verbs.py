@@ -13,7 +13,7 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils.translation import gettext, gettext_lazy as _, ngettext, ngettext_lazy
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import OperationRefused, PayloadError
 from django_dbtaskqueue.core.json import dumps, is_name
@@ -218,7 +218,7 @@ class TaskVerb(Verb):
             check_queue(options.queue, actor)
             if not actor.may(self, options.queue):
                 raise PermissionDenied(gettext("not permitted on queue %(queue)s") % {"queue": options.queue})
-            queue_settings(options.queue, alias)
+            overridden_settings(options.queue, alias)
             if model_for(options.queue) is not model or alias not in aliases_of(options.queue):
                 words = gettext("Queue %(queue)s has another table or database: its tasks cannot move there.")
                 raise OperationRefused(words % {"queue": options.queue})

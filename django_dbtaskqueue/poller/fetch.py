@@ -198,7 +198,7 @@ class Fetcher:
             session = connections.session(first)
             if first.reply_lost and first.reserved == asked:
                 queue_state.release_unknown(session, first, self.instance, self._settler.held.copy())
-            queue_state.prepare(session, first, self.queues.values(), self.instance)
+            queue_state.prepare_checkout(session, first, self.queues.values(), self.instance)
             if first.placement.one_limit:
                 shares = self._take(session, queues, asked)
             else:

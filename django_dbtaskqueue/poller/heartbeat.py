@@ -39,7 +39,7 @@ from django_dbtaskqueue.operations import bulk, housekeeping, schedules
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from django_dbtaskqueue.poller.executors.thread import tidy
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.queue_state import QueueState, reports_of_others, unpark
+from django_dbtaskqueue.poller.queue_state import QueueState, reports_of_others, unpark_queue
 
 T = TypeVar("T")
 
@@ -196,7 +196,7 @@ class Heartbeat:
         return [{**observe.fields(one), "seconds": round(took, 1), "given_up": one.cancelled} for one, took in runs]
 
     def _unpark(self, queue: QueueState) -> float:
-        if unpark(Session.on(queue.port.alias, queue.port.model), queue):
+        if unpark_queue(Session.on(queue.port.alias, queue.port.model), queue):
             self._poller.wake(queue.name)
             queue.unpark_pause = 0.0
         queue.unpark_pause = next_pause(queue.unpark_pause, *UNPARK_SECONDS)

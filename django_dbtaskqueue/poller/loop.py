@@ -86,7 +86,7 @@ class Poller:
         """Start the threads. A poller starts once: a second start is refused."""
         if self._threads:
             raise RuntimeError(f"Poller {self.instance} is {self.state} and cannot be started again.")
-        signals.load()
+        signals.load_listeners()
         for queue in self._by_name:
             for processor in registry.processors(queue):
                 processor.with_middleware()  # a wrong one is refused here, before a task is taken

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import known_overrides, queue_settings
+from django_dbtaskqueue.conf.overrides import known_overrides, overridden_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock
@@ -121,7 +121,7 @@ class QueueState:
     @classmethod
     def of(cls, name: str, alias: str, weight: int = 1) -> QueueState:
         """Return the state of a queue on one database, with its settings and their runtime overrides."""
-        settings = queue_settings(name, alias)
+        settings = overridden_settings(name, alias)
         port = SettlePort(alias, model_for(name), key=f"{name}@{alias}" if settings.shards else name)
         state = cls(name, settings, port, ScanCursor(name), weight=weight, overrides=known_overrides(name, alias))
         state.apply(settings)
@@ -191,7 +191,7 @@ class QueueState:
         return min(max(seconds, MIN_RUNNING_PAUSE_SECONDS), self.settings.poll_interval.total_seconds())
 
 
-def prepare(session: Session, queue: QueueState, queues: Iterable[QueueState], instance: str) -> None:
+def prepare_checkout(session: Session, queue: QueueState, queues: Iterable[QueueState], instance: str) -> None:
     """Do what is due before a checkout. ``queues``: all of the poller; the first checkout prepares others, too."""
     if queue.strategy is None:
         _prepare_new(session, queues)
@@ -200,7 +200,7 @@ def prepare(session: Session, queue: QueueState, queues: Iterable[QueueState], i
             session.run(session.sql.start_paused, {"queue_name": queue.name})
         queue.strategy = checkout.strategy_for(session, queue.settings.strategy)
     if queue.unpark_due:
-        unpark(session, queue)
+        unpark_queue(session, queue)
     if queue.groups_due:
         groups.park_excess(session, queue.name)
         queue.groups_due = False
@@ -235,7 +235,7 @@ def _prepare_new(session: Session, queues: Iterable[QueueState]) -> None:
         queue.groups_due |= bool(grouped)
 
 
-def unpark(session: Session, queue: QueueState) -> int:
+def unpark_queue(session: Session, queue: QueueState) -> int:
     """Make parked tasks ready again that have a processor by now; return how many there were."""
     with queue.unparking:
         queue.unpark_due = False

@@ -28,7 +28,7 @@ from django_dbtaskqueue.core.threads import WatchedThread, after_fork
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.process.lifetime import DRAIN, RUN, ShutdownRequest, run
+from django_dbtaskqueue.poller.process.lifetime import DRAIN, RUN, ShutdownRequest, run_to_end
 from django_dbtaskqueue.poller.queue_state import Options
 
 EXIT_TIMEOUT = timedelta(seconds=10)  # that running tasks get when the web process ends; servers kill after 30 s or so
@@ -71,25 +71,25 @@ class EmbeddedPoller:
 
     def _run(self) -> list[str]:
         """Run a poller to its end; return what went wrong."""
-        queues, options = chosen()
+        queues, options = chosen_queues()
         registry.check_databases(queues, None)
         with migrated():
             poller = Poller(queues, options)
         connections.close_all()  # this thread needs none from here on
         logger.info("Poller %s of the web process polls %s", poller.instance, ", ".join(queues))
-        left = run(poller, Heartbeat(poller), self._shutdown, timeout=EXIT_TIMEOUT)
+        left = run_to_end(poller, Heartbeat(poller), self._shutdown, timeout=EXIT_TIMEOUT)
         logger.info("Poller %s of the web process has ended", poller.instance)
         return left
 
 
-def chosen() -> tuple[dict[str, int], Options]:
+def chosen_queues() -> tuple[dict[str, int], Options]:
     """Return the queues and options of the setting, without queues whose processors name an executor.
 
     Raise ``ImproperlyConfigured`` if one of those is named, and for what ``runtaskpoller --queue`` refuses.
     """
     settings = conf.settings()
     given = settings.embedded_poller if isinstance(settings.embedded_poller, Mapping) else {}
-    queues = registry.parse(given.get("queues", ()), given.get("exclude", ()))
+    queues = registry.weights_of(given.get("queues", ()), given.get("exclude", ()))
     elsewhere = {queue for queue in queues if any(made.executor is not None for made in registry.processors(queue))}
     if elsewhere and (given.get("queues") or elsewhere.issuperset(queues)):
         raise ImproperlyConfigured(

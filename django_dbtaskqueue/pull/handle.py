@@ -29,7 +29,7 @@ from django.db.models import Count, Q
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.conf.queue import stored
 from django_dbtaskqueue.core.columns import PutOptions
 from django_dbtaskqueue.core.durations import clock
@@ -268,7 +268,7 @@ class QueueHandle:
     def _aliases(self) -> tuple[str, ...]:
         """Return the databases of the queue; raise ``UnknownQueue`` when there is none."""
         aliases = aliases_of(self.name, self.using)
-        queue_settings(self.name, aliases[0])
+        overridden_settings(self.name, aliases[0])
         return aliases
 
     def _only_alias(self) -> str:
@@ -339,7 +339,7 @@ class QueueHandle:
 
     def _pause(self, aliases: tuple[str, ...]) -> float:
         """Return the seconds until the next poll when no wake-up comes."""
-        settings = queue_settings(self.name, aliases[0])
+        settings = overridden_settings(self.name, aliases[0])
         seconds = min(settings.poll_interval, settings.lease / 10).total_seconds() * random.uniform(0.8, 1.2)
         due = [wait for alias in aliases if (wait := leases.next_due(self.name, alias)) is not None]
         return min([seconds, *[max(0.0, wait) + 0.001 for wait in due]])

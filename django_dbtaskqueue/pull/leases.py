@@ -11,7 +11,7 @@ from django.core.signing import BadSignature, Signer
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
@@ -64,7 +64,7 @@ class ManualSettlePort(PullPort):
 
 def port_of(kind: type[P], queue: str, alias: str) -> P:
     """Return a port of a queue on one database."""
-    port, settings = kind(alias, model_for(queue), key=queue), queue_settings(queue, alias)
+    port, settings = kind(alias, model_for(queue), key=queue), overridden_settings(queue, alias)
     default = conf.default_settings(queue)
     port.follow(settings, {name for name in OVERRIDDEN if getattr(settings, name) is not getattr(default, name)})
     return port
@@ -115,7 +115,7 @@ def take(
 
     ``group``: of one group only. ``go_on``: take others when all were left out, to the end of the queue.
     """
-    settings, session = queue_settings(queue, port.alias), port.session
+    settings, session = overridden_settings(queue, port.alias), port.session
     strategy = stage.strategy_for(session, settings.strategy) if group is None else stage.FromGroup(group)
     due, limiter = stage.Checkout(session, poller_instance, lease or settings.lease, tags), Limiter.of(queue, settings)
     while True:
@@ -149,7 +149,7 @@ def resume(alias: str, queue: str, task_id: int, total_attempt: int) -> Lease:
         raise LeaseLost(task_id, total_attempt, "from_token")
     *columns, left = found[0]
     (task,) = stage.leases([tuple(columns)], port, clock.monotonic() + left)
-    decode_task(task, _processor(task, queue_settings(queue, alias)))
+    decode_task(task, _processor(task, overridden_settings(queue, alias)))
     return task
 
 

@@ -15,7 +15,7 @@ from django.db.models import Count, DateTimeField, Model
 from django.test import TestCase
 
 from django_dbtaskqueue import registry, signals
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core import codecs, json as json_payload
 from django_dbtaskqueue.core.columns import ENQUEUED
 from django_dbtaskqueue.core.durations import parse_length
@@ -36,7 +36,7 @@ from django_dbtaskqueue.poller.free_slots import Capacity, Executors
 from django_dbtaskqueue.poller.heartbeat import Heartbeat, ScheduleJob
 from django_dbtaskqueue.poller.held_leases import Settler
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.process.lifetime import started
+from django_dbtaskqueue.poller.process.lifetime import threads_started
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
 from django_dbtaskqueue.pull.leases import next_due
 
@@ -248,7 +248,7 @@ class InlinePoller:
     """Polls queues one call of a processor at a time: ``fetch``, then ``work``."""
 
     def __init__(self, queues: Sequence[str], using: str | None, tags: Sequence[str] = ()) -> None:
-        signals.load()
+        signals.load_listeners()
         self.queues = [QueueState.of(name, alias) for name in queues for alias in aliases_of(name, using)]
         for queue in self.queues:
             calls = [processor.batch or 1 for processor in registry.processors(queue.name)]
@@ -423,7 +423,7 @@ def refute_enqueued(queue: str, *, using: str | None = None, **wanted: Unpack[Wa
 def _tasks(queue: str, using: str | None) -> list[AbstractTask]:
     found: list[AbstractTask] = []
     for alias in aliases_of(queue, using):
-        queue_settings(queue, alias)  # UnknownQueue: a misspelt name must not pass
+        overridden_settings(queue, alias)  # UnknownQueue: a misspelt name must not pass
         found += model_for(queue)._base_manager.using(alias).filter(queue=queue)
     return sorted(found, key=lambda task: (task.create_time, task.pk))
 
@@ -508,7 +508,7 @@ def run_poller(
                 "Use TransactionTestCase or @pytest.mark.django_db(transaction=True), or drain() instead."
             )
     poller = Poller(dict.fromkeys(queues, 1), Options(threads, coroutines, tags=tuple(tags)), using=using)
-    with started(poller, Heartbeat(poller)):
+    with threads_started(poller, Heartbeat(poller)):
         try:
             yield poller
             poller.options = poller.fetcher.capacity.options = replace(poller.options, drain=True)

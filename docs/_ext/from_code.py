@@ -193,7 +193,7 @@ def settings(place: str, named: str = "str") -> tuple[Row, Iterator[Row]]:
     rows = []
     for one in dataclasses.fields(kind):
         value = one.default_factory() if one.default is dataclasses.MISSING else one.default
-        text = retry.describe(value) if value is retry.DEFAULT else shown_value(value)
+        text = retry.policy_text(value) if value is retry.DEFAULT else shown_value(value)
         name = one.name.upper() if named == "upper" else one.name
         rows.append([code(name), "`{}`" if one.name == "bridge" else code(text), comments.get(one.name, "")])
     return ["Setting", "Default", "Says"], iter(rows)

@@ -99,7 +99,7 @@ def test_importing_the_package_imports_neither_django_nor_settings_nor_pydantic(
         "from django_dbtaskqueue.core.sql import dialects, pipeline\n"
         "from django_dbtaskqueue import Complete, Geometric, TaskQueueError, __version__\n"
         "assert 'enqueue' in dir(django_dbtaskqueue)\n"
-        "codecs.encode((1,)), codecs.prepare(int)\n"
+        "codecs.encode((1,)), codecs.build_codec(int)\n"
         "found = sorted(name for name in sys.modules if name.split('.')[0] in ('django', 'psycopg', 'pydantic'))\n"
         "assert not found, found\n"
     )

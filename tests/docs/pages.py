@@ -138,7 +138,7 @@ class Reader(Typist):
         namespace = vars(self.module)
         if "DBTASKQUEUE" in namespace:
             self.settings.DBTASKQUEUE = namespace.pop("DBTASKQUEUE")
-            for queue in conf.known_queues():
+            for queue in conf.settings_queues():
                 conf.queue_settings(queue)
 
     def type_sql(self, block: Block) -> None:

@@ -19,7 +19,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from django_dbtaskqueue import batch, chain, enqueue, enqueue_many, queue, registry, signal
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.states import CREATED
@@ -250,7 +250,7 @@ def test_an_unknown_database_is_named_with_its_nearest_match() -> None:
 
 
 def test_a_bad_payload_is_refused_before_anything_is_written(django_assert_num_queries: Any) -> None:
-    queue_settings("parcels", "default")  # the queue's row is read once a second
+    overridden_settings("parcels", "default")  # the queue's row is read once a second
     for payload, path, reason in [
         ({"items": [0, 1, 2, {"when": datetime(2013, 1, 1)}]}, "items[3].when", "type datetime"),
         ({"a": {"b": math.nan}}, "a.b", "nan"),

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 import django_dbtaskqueue
 from django_dbtaskqueue import DuplicateTask, EnqueueReport, PayloadError, UnknownQueue, enqueue, enqueue_many
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core import context
 from django_dbtaskqueue.core.columns import InsertOptions
 from django_dbtaskqueue.core.exceptions import EnqueueError
@@ -82,7 +82,7 @@ def test_twelve_thousand_from_a_generator_and_none(alias: str, django_assert_max
     assert Task.objects.using(alias).count() == 12_000
     ids = Task.objects.using(alias).order_by("id").values_list("payload__number", flat=True)
     assert list(ids[4_990:5_010]) == list(range(4_990, 5_010))
-    queue_settings("parcels", alias)  # the queue's row is read once a second
+    overridden_settings("parcels", alias)  # the queue's row is read once a second
     with django_assert_max_num_queries(2, using=alias):  # the savepoint
         assert enqueue_many("parcels", iter(()), using=alias) == EnqueueReport()
 
@@ -232,7 +232,7 @@ def test_the_async_twins_keep_the_same_promises(alias: str) -> None:
 
 # -- on their way into statements: columns where items are alike, rows where not, and never too much at once -----------
 def shares(items: Any) -> list[Batch]:
-    chunks = Chunks("parcels", items, queue_settings("parcels", "default"), ["default"], None)
+    chunks = Chunks("parcels", items, overridden_settings("parcels", "default"), ["default"], None)
     return [share for one in chunks for share in one.values()]
 
 
@@ -313,7 +313,7 @@ def test_large_payloads_make_small_statements(settings: Any) -> None:
             yield None, "x" * 2**20
 
     sizes = []
-    for chunk in Chunks("parcels", items(), queue_settings("parcels", "default"), ["default"], None):
+    for chunk in Chunks("parcels", items(), overridden_settings("parcels", "default"), ["default"], None):
         sizes += map(len, chunk.values())
         assert read == sum(sizes)
     assert sum(sizes) == 50 and max(sizes) <= 18

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from django_dbtaskqueue import enqueue, enqueue_many, queue
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.durations import Rate, parse_rate
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Lease
@@ -67,7 +67,7 @@ def counts(name: str, alias: str, *limits: int) -> list[int]:
 def one_poller(alias: str = "default") -> Iterator[tuple[Session, Callable[[int], list[Lease]]]]:
     """A session of its own, and how a poller takes tasks of the queue ``wide`` on it."""
     with closing(Session.open(alias)) as session:
-        cursor, limiter = ScanCursor("wide"), Limiter.of("wide", queue_settings("wide", alias))
+        cursor, limiter = ScanCursor("wide"), Limiter.of("wide", overridden_settings("wide", alias))
 
         def take_one(limit: int) -> list[Lease]:
             share = QueueShare(cursor, limit, port=SettlePort(alias), limiter=limiter)
@@ -204,7 +204,7 @@ def test_an_operator_changes_a_limit_and_a_rate_begins_with_its_burst(alias: str
 
 def test_the_pause_says_when_there_is_room_again(alias: str) -> None:
     enqueue_many("paced", [{}] * 15, using=alias)
-    limiter = Limiter.of("paced", queue_settings("paced", alias))
+    limiter = Limiter.of("paced", overridden_settings("paced", alias))
     session, params = Session.on(alias), {"limit": 10, "lease": 60.0}
     assert limiter.take(session, params, lambda allowed: [(0,) * 40] * allowed["limit"])
     assert limiter.pause is None
@@ -404,7 +404,7 @@ def test_a_rate_as_text(settings: Any) -> None:
             parse_rate(given)
         settings.DBTASKQUEUE = {"QUEUES": {"x": {"rate": given}}}
         with pytest.raises(ImproperlyConfigured, match="such as 100/s"):
-            queue_settings("x", "default")
+            overridden_settings("x", "default")
 
 
 @pytest.mark.parametrize(("name", "word"), [("two", "max_running"), ("paced", "rate")])

@@ -10,7 +10,7 @@ from django.db import transaction
 
 from django_dbtaskqueue import Debounce, DuplicateTask, Throttle, Unique, enqueue, enqueue_many, processor, queue
 from django_dbtaskqueue.core.exceptions import EnqueueError
-from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule, parse
+from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule, parse_rule
 from django_dbtaskqueue.models import Queue, Task, TaskHistory, UsedReference
 from django_dbtaskqueue.operations import lookup
 from django_dbtaskqueue.operations.explain import explain
@@ -305,10 +305,10 @@ def test_a_rule_as_text_and_a_text_that_is_none() -> None:
         ("debounce:30s", Debounce(30 * SECOND)),
         ("debounce:30s,max_wait=5m", Debounce(30 * SECOND, 300 * SECOND)),
     ]:
-        assert parse(text) == rule == parse(str(rule))
+        assert parse_rule(text) == rule == parse_rule(str(rule))
     for text in ("", "once", "throttle", "throttle:-1s", "debounce:1m,max_wait=1s", "unique:x=1"):
         with pytest.raises(ValueError) as error:
-            parse(text)
+            parse_rule(text)
         assert RULE_FORMS in str(error.value)
         with pytest.raises(EnqueueError, match="The forms are"):
             enqueue("work", unique=text)

@@ -80,7 +80,7 @@ def test_of_a_thousand_queues_the_home_names_those_that_need_care(op: Client, se
         shown = op.get(OVERVIEW)
     assert len(queries) < 40
     assert [row.name for row in shown.context["queues"].data] == ["q0777"]
-    known = len(list(conf.known_queues()))
+    known = len(list(conf.settings_queues()))
     assert f"{known - 1} queues are quiet: " in text(shown) and f"and {known - 6} more" in text(shown)
     assert f"{known} queues; the first 200 by name" in text(op.get(QUEUES))
     assert "q0999</a>" in text(op.get(f"{QUEUES}?name=q0999"))

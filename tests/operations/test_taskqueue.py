@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 
 from django_dbtaskqueue import batch, enqueue, models, queue
-from django_dbtaskqueue.conf.settings import declare, declared, redeclare
+from django_dbtaskqueue.conf.settings import declarations, declare_queue, redeclare
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.management import changes, reading
 from django_dbtaskqueue.management.commands import taskqueue
@@ -231,8 +231,8 @@ def test_a_limit_that_was_set_holds_at_the_next_checkout() -> None:
 
 def test_each_setting_has_a_value_and_a_source(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"lease": "2m"}}, "DEFAULTS": {"max_attempts": 3, "lease": "1m"}}
-    saved = declared()
-    declare(QUEUE, priority=4, lease="3m")
+    saved = declarations()
+    declare_queue(QUEUE, priority=4, lease="3m")
     try:
         shown = command("set", QUEUE, "rate=5/m") + command("settings", QUEUE)
     finally:

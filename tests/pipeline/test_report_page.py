@@ -15,7 +15,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test.html import Element, parse_html
 
-from django_dbtaskqueue.core.durations import number, percent, seconds
+from django_dbtaskqueue.core.durations import percent, seconds, thousands
 from django_dbtaskqueue.operations.report_page import html_file, report_body
 from django_dbtaskqueue.pipeline.reports.report import MAX_CHART_STEPS, over_time
 from tests.pipeline.histories import HOUR, MONDAY
@@ -29,7 +29,7 @@ def test_numbers_are_written_for_people() -> None:
     times = (0.0123, 3.456, 119.0, 300.0, 9000.0, 864_000.0)
     assert [*map(seconds, times)] == ["12.3ms", "3.45s", "1m59s", "5m", "2h30m", "10d"]
     assert [*map(percent, (1.0, 0.999_999, 0.97, 0.0, 0.12345))] == ["100 %", "> 99.99 %", "97 %", "0 %", "12.35 %"]
-    assert [*map(number, (12_345, 0.12345, 1234.5, 7))] == ["12,345", "0.123", "1,234", "7"]
+    assert [*map(thousands, (12_345, 0.12345, 1234.5, 7))] == ["12,345", "0.123", "1,234", "7"]
 
 
 def level(hour: int, **columns: Any) -> dict[str, Any]:

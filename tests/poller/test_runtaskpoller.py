@@ -129,9 +129,9 @@ def test_what_they_mean_also_if_a_name_has_a_colon(taskqueue_registry: None) -> 
         ([], [], dict.fromkeys(registry.queues(), 1)),  # every queue that has a processor
         ([], ["work", "other"], dict.fromkeys(set(registry.queues()) - {"work", "other"}, 1)),
     ):
-        assert registry.parse(texts, excluded) == wanted
+        assert registry.weights_of(texts, excluded) == wanted
     registry.register("mail:8", print)
-    assert registry.parse(["mail:8"]) == {"mail:8": 1} and registry.parse(["mail:8:2"]) == {"mail:8": 2}
+    assert registry.weights_of(["mail:8"]) == {"mail:8": 1} and registry.weights_of(["mail:8:2"]) == {"mail:8": 2}
 
 
 BAD_OPTIONS = (
@@ -167,11 +167,11 @@ def test_an_unknown_queue_is_named_with_its_nearest_and_one_without_a_processor_
     Queue.objects.create(name="made-at-night")
     for wrong, right in (("mad-at-night", "made-at-night"), ("leters", "letters")):
         with pytest.raises(UnknownQueue, match=rf"Unknown queue '{wrong}'\. Did you mean '{right}'\?"):
-            registry.parse([wrong])
+            registry.weights_of([wrong])
     with pytest.raises(ImproperlyConfigured, match="Queue 'made-at-night' has no processor in this project"):
-        registry.parse(["made-at-night"])
+        registry.weights_of(["made-at-night"])
     registry.restore(({}, {}, {}))
     with pytest.raises(ImproperlyConfigured, match="Queue 'letters' has no processor in this project"):
-        registry.parse(["letters"])  # which stands in the settings
+        registry.weights_of(["letters"])  # which stands in the settings
     with pytest.raises(ImproperlyConfigured, match="no processor is registered"):
-        registry.parse([])
+        registry.weights_of([])

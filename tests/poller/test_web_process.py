@@ -129,12 +129,12 @@ def test_a_request_of_a_test_starts_nothing(settings: Any, client: Any) -> None:
 
 def test_it_leaves_queues_whose_processors_name_an_executor(settings: Any) -> None:
     settings.DBTASKQUEUE = {"EMBEDDED_POLLER": {"threads": 2, "exclude": ["other"]}}
-    queues, options = web_process.chosen()
+    queues, options = web_process.chosen_queues()
     assert "work" in queues and not {"apart", "other"} & {*queues}
     assert options.threads == 2
     settings.DBTASKQUEUE = {"EMBEDDED_POLLER": {"queues": ["apart"]}}
     with pytest.raises(ImproperlyConfigured, match=r"that of 'apart' does\. Run manage\.py runtaskpoller for it"):
-        web_process.chosen()
+        web_process.chosen_queues()
 
 
 def test_a_value_that_cannot_be_is_refused(settings: Any) -> None:

@@ -170,7 +170,7 @@ def test_a_draining_poller_does_not_end_while_a_thread_unparks(site: Site, monke
     monkeypatch.setattr(queue_state.move, "unpark", unpark_late)
     processor(QUEUE, payload=Crate)(lambda task: None)
     with actors(1) as [heartbeat]:
-        unparked = heartbeat.do(lambda: queue_state.unpark(Session.on("default"), state))
+        unparked = heartbeat.do(lambda: queue_state.unpark_queue(Session.on("default"), state))
         assert begun.wait(PATIENCE)
         poller.poll(connection_set := ConnectionSet())
         connection_set.close()

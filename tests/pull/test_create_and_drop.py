@@ -8,7 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue, registry
-from django_dbtaskqueue.conf.overrides import ROW_CACHE_S, queue_settings
+from django_dbtaskqueue.conf.overrides import ROW_CACHE_S, overridden_settings
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.clock import SteppedClock
@@ -43,7 +43,7 @@ def test_a_second_create_is_an_error_unless_it_may_exist(mail: QueueHandle) -> N
     with pytest.raises(TaskQueueError, match="if_not_exists=True"):
         queue("sites").create(max_attempts=3)
     queue("sites").create(max_attempts=3, if_not_exists=True)
-    assert queue_settings("sites", "default").max_attempts == 2
+    assert overridden_settings("sites", "default").max_attempts == 2
     with pytest.raises(TaskQueueError, match="there is a queue 'mail'"):
         mail.create()
     mail.create(if_not_exists=True)

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import Fixed, UnknownQueue, enqueue
 from django_dbtaskqueue.conf import queue as rules, settings as conf
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.operations import checks
 from tests.clock import SteppedClock
@@ -209,7 +209,7 @@ def test_producers_follow_and_the_row_goes_over_the_file(sqlite_process_database
     edit('[queues.mail]\nmax_attempts = 8\nlease = "15m"')
     assert enqueue("mail").max_attempts == 8
     Queue.objects.create(name="mail", overrides={"max_attempts": 9})
-    applied = queue_settings("mail", "default")
+    applied = overridden_settings("mail", "default")
     assert (applied.max_attempts, applied.lease) == (9, timedelta(minutes=15))
     assert enqueue("mail").max_attempts == 9
 

@@ -45,7 +45,7 @@ from django.test import Client, override_settings  # noqa: E402 -- Django must b
 from django.urls import NoReverseMatch, get_resolver, reverse  # noqa: E402 -- Django must be set up first
 
 from django_dbtaskqueue import registry  # noqa: E402 -- Django must be set up first
-from django_dbtaskqueue.conf.settings import known_queues  # noqa: E402 -- Django must be set up first
+from django_dbtaskqueue.conf.settings import settings_queues  # noqa: E402 -- Django must be set up first
 from django_dbtaskqueue.management.commands.taskqueue import VERB_OF_COMMAND  # noqa: E402 -- Django must be set up first
 from django_dbtaskqueue.models import Task  # noqa: E402 -- Django must be set up first
 from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS  # noqa: E402 -- Django must be set up first
@@ -93,7 +93,7 @@ OTHER_COMMANDS: dict[str, list[list[str]]] = {
 # What some verbs ask for beside the tasks.
 INPUTS: dict[str, dict[str, object]] = {"snooze": {"for": "1h"}, "change_priority": {"priority": 1}}
 INPUTS |= {"edit": {"payload": {}}, "signal": {"signal": "approved"}}
-INPUTS |= {"move": {"to_queue": next(iter(known_queues()), QUEUE)}}
+INPUTS |= {"move": {"to_queue": next(iter(settings_queues()), QUEUE)}}
 
 
 def main() -> int:

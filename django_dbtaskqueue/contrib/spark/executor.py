@@ -41,7 +41,7 @@ from django_dbtaskqueue.flow.settle import Decided, find_out, resolve, settle_su
 from django_dbtaskqueue.pipeline.spark import one_paragraph, spark_session
 from django_dbtaskqueue.poller.executors import Answer, Job
 from django_dbtaskqueue.poller.executors.pool import portable_outcome
-from django_dbtaskqueue.poller.executors.thread import check, tidied, tidy
+from django_dbtaskqueue.poller.executors.thread import check_connections, tidied, tidy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -308,7 +308,7 @@ class JobRunner:
             )
             self.answers.update(dict.fromkeys(leases, Answer(Fail(reason), None, "")))
             return
-        check()
+        check_connections()
         database_use.set(DatabaseUse())
         for lease, outcome in zip(leases, tidied(run_all(leases, processor)), strict=True):
             if outcome is None:

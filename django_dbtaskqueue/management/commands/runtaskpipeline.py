@@ -72,7 +72,7 @@ class Command(BaseCommand):
 def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options that the project's settings give a job; ``given`` are those on the command line."""
     rows = QueueRow.objects.using(conf.settings().database).values_list("name", flat=True)
-    known = tuple(sorted({*conf.known_queues(), *rows})) if job in ("enqueue", "replay") else ()
+    known = tuple(sorted({*conf.settings_queues(), *rows})) if job in ("enqueue", "replay") else ()
     chosen = (given.get("task_table") or Task._meta.label).lower()
     guards = {"known_queue": known, "payload_max_bytes": conf.settings().payload_max_bytes}
     if job == "replay":

@@ -23,7 +23,7 @@ from django_dbtaskqueue.poller.executors.process import Wear
 from django_dbtaskqueue.poller.heartbeat import Heartbeat, ScheduleJob
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.process import lifetime, logs, probe_port, supervisor
-from django_dbtaskqueue.poller.process.lifetime import RUN, PollerSnapshot, ShutdownRequest, StatusLine, run
+from django_dbtaskqueue.poller.process.lifetime import RUN, PollerSnapshot, ShutdownRequest, StatusLine, run_to_end
 from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, ServiceManager, SupervisorProbes
 from django_dbtaskqueue.poller.queue_state import Options
 
@@ -78,7 +78,7 @@ class Command(BaseCommand):
                 work = self._run_reloaded
             else:
                 watcher = supervisor.FileWatcher(self._shutdown)
-        queues = registry.parse(options["queue"], options["exclude"])
+        queues = registry.weights_of(options["queue"], options["exclude"])
         registry.check_databases(queues, options["database"])
         with self._logging(queues, options) as status, tuned_interpreter():
             code = work(queues, options, status)
@@ -119,7 +119,7 @@ class Command(BaseCommand):
                     self._show(PollerSnapshot.of(poller), status, probes, stopping=poller.stopping)
 
             with probe_port.served(options["metrics_port"], probes):
-                left = run(poller, heartbeat, self._shutdown, timeout=options["shutdown_timeout"], on_tick=show)
+                left = run_to_end(poller, heartbeat, self._shutdown, timeout=options["shutdown_timeout"], on_tick=show)
             self._manager.stopped()
             for text in left:
                 logger.error("%s", text)

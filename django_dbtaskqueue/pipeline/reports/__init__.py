@@ -21,7 +21,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 from pyspark.sql.types import StructType
 
-from django_dbtaskqueue.core.durations import number, parse_length
+from django_dbtaskqueue.core.durations import parse_length, thousands
 from django_dbtaskqueue.core.exceptions import JobOptionError, LakeError, PipelineError, near_match
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database, database_errors
@@ -215,7 +215,7 @@ class ReportJob(jobs.Job):
         """Return the summary, the most important figures, and where the rest is."""
         lines = [result["summary"], *self.details(result)]
         if kept := result.get("days_kept"):
-            lines.append(f"  days of the lake that were not read again: {number(kept)}")
+            lines.append(f"  days of the lake that were not read again: {thousands(kept)}")
         if "page" in result:
             lines.append(f"page: {result['page']}")
         elif "folder" in result:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame, functions as F
 
-from django_dbtaskqueue.core.durations import format_duration, number, parse_length, percent
+from django_dbtaskqueue.core.durations import format_duration, parse_length, percent, thousands
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, parsed, share
 from django_dbtaskqueue.pipeline.reports import ONE_HOUR, KeptDays, Period, TaskRows, transforms as T
@@ -245,13 +245,13 @@ class Forecast(reports.ReportJob):
         if errors := {one["model"]: one["error"] for one in result["errors"]}:
             held = "not measured" if result["coverage"] is None else percent(result["coverage"])
             yield (
-                f"  arrivals: {result['model']}; mean error {number(errors[result['model']])} an hour "
-                f"({NAIVE}: {number(errors[NAIVE])}); weeks tested: {result['weeks_tested']}; "
+                f"  arrivals: {result['model']}; mean error {thousands(errors[result['model']])} an hour "
+                f"({NAIVE}: {thousands(errors[NAIVE])}); weeks tested: {result['weeks_tested']}; "
                 f"hours in the 90 % interval: {held}"
             )
         yield from (
-            f"  {one['hour']:%a %Y-%m-%d %H:%M} {one['queue']}: {one['measure']} {number(one['value'])}, "
-            f"usually {number(one['usual'])} (score {one['score']:+.1f})"
+            f"  {one['hour']:%a %Y-%m-%d %H:%M} {one['queue']}: {one['measure']} {thousands(one['value'])}, "
+            f"usually {thousands(one['usual'])} (score {one['score']:+.1f})"
             for one in result["anomalies"][:MAX_PRINTED_ANOMALIES]
         )
 

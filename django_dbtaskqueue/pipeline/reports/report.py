@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, functions as F
 
-from django_dbtaskqueue.core.durations import number, percent, seconds
+from django_dbtaskqueue.core.durations import percent, seconds, thousands
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
@@ -74,7 +74,7 @@ class Report(reports.ReportJob):
 
     def details(self, result: reports.Row) -> Iterable[str]:
         return (
-            f"  {row['queue']}: {number(row['ended'])} ended, {percent(row['success_rate'])} completed, "
+            f"  {row['queue']}: {thousands(row['ended'])} ended, {percent(row['success_rate'])} completed, "
             f"p95 wait {seconds(row['wait_p95'])}, p95 run {seconds(row['run_p95'])}"
             for row in result["queues"]
         )
@@ -177,7 +177,7 @@ def summary(found: reports.Figures) -> str:
     """Return the report in three sentences."""
     total = found["everything"]
     rate = "none" if total["success_rate"] is None else percent(total["success_rate"])
-    text = f"{number(total['ended'])} tasks ended, {rate} of them COMPLETED"
+    text = f"{thousands(total['ended'])} tasks ended, {rate} of them COMPLETED"
     if total["wait_p95"] is not None:
         text += f"; 95 % of those taken once waited at most {seconds(total['wait_p95'])}"
     broken = [row["queue"] for row in found["budgets"] if _spent(row) > 1 + 1e-9]

@@ -54,7 +54,7 @@ class Served(NamedTuple):
 
 def back_off(text: str) -> BackOff:
     """Return the delays of a retry policy such as "geometric:10s,x2,max=1h", without its jitter."""
-    policy = retry.parse(text)
+    policy = retry.parse_policy(text)
     delay = getattr(policy, "delay", None)
     return delay if callable(delay) else partial(retry.next_delay, policy)
 

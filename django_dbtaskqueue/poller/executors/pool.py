@@ -28,7 +28,7 @@ from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement,
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow.run import PROCESS, Processor, decide_all, decide_call, perform_all
 from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job
-from django_dbtaskqueue.poller.executors.thread import check, tidied
+from django_dbtaskqueue.poller.executors.thread import check_connections, tidied
 
 SUBMIT_SECONDS = 1.0  # at most, that a cancel waits for a call to be submitted: some executors run it meanwhile
 Perform = Callable[[Sequence[Lease], Processor], Sequence[Outcome | Settlement | None]]  # such as ``perform_all``
@@ -41,7 +41,7 @@ class PoolExecutor(Executor):
     def __init__(self, given: object, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         super().__init__(finish, limiter)
         self._given = given
-        self._pool, self._owned = made(given)
+        self._pool, self._owned = made_executor(given)
         self._futures: set[Future[list[Answer]]] = set()
         self._feeding = threading.Lock()
         self._closed = False
@@ -123,11 +123,11 @@ class PoolExecutor(Executor):
             if not self._owned:
                 raise
         self.close()  # its processes died, and it accepts no more calls
-        self._pool, self._owned = made(self._given)
+        self._pool, self._owned = made_executor(self._given)
         return self._pool.submit(run_remotely, job)
 
 
-def made(given: object) -> tuple[futures.Executor, bool]:
+def made_executor(given: object) -> tuple[futures.Executor, bool]:
     """Return the executor that ``executor=`` names, and whether this call created it."""
     found = conf.imported(f"executor={given!r}", given) if isinstance(given, str) else given
     owned = isinstance(found, type) or not hasattr(found, "submit")
@@ -144,7 +144,7 @@ def portable(job: Job) -> Job:
 
 def run_remotely(job: Job) -> list[Answer]:
     """Run a job in a thread or process of the site's executor. Never raises."""
-    check()
+    check_connections()
     return run_here(job, perform_all)
 
 
@@ -196,7 +196,7 @@ def named_executor(path: str | None, given: Mapping[str, Any]) -> Iterator[futur
         return
     named = conf.imported(f"--executor {path}", SHORT_NAMES.get(path, path))
     try:
-        executor, owned = made(partial(named, **given) if given else named)
+        executor, owned = made_executor(partial(named, **given) if given else named)
     except TypeError as error:
         raise ImproperlyConfigured(f"--executor {path} does not take what it was given: {error}") from error
     try:

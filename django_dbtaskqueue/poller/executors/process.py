@@ -39,7 +39,7 @@ from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all, perform_all_async
 from django_dbtaskqueue.poller.executors import LOST, Answer, ConcurrencyLimiter, Finish, Job, Run, stopped
 from django_dbtaskqueue.poller.executors.pool import applied, portable, run_here
-from django_dbtaskqueue.poller.executors.thread import Doubt, ThreadExecutor, check
+from django_dbtaskqueue.poller.executors.thread import Doubt, ThreadExecutor, check_connections
 
 # -- a child -----------------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class Server(Channel):
 
     def _get_ready(self) -> None:
         liveness.outages.report()
-        check()
+        check_connections()
         self._reply(0, None)
 
     def _reply(self, number: int, answers: list[Answer] | None) -> None:

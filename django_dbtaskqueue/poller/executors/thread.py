@@ -70,7 +70,7 @@ def _note(connection: BaseDatabaseWrapper, **_: object) -> None:
         liveness.note_statements(connection)
 
 
-def check() -> None:
+def check_connections() -> None:
     """Before a task: note the statements on each connection, and close those that died in an idle time."""
     _opened.runs_tasks = True
     if _opened.changed:
@@ -230,7 +230,7 @@ class ThreadExecutor(Executor):
                 if not self._wait_for_job(slot):
                     connections.close_all()
                     return
-            check()  # before a job is taken: a wire that stands still would delay it beyond its lease
+            check_connections()  # before a job is taken: a wire that stands still would delay it beyond its lease
             try:
                 job = self.todo.popleft()
             except IndexError:  # another thread took it
@@ -376,7 +376,7 @@ class AsyncExecutor(Executor):
         turn = clock.monotonic() + MAX_TURN_SECONDS
         while self.todo:
             if self._doubt.arises():
-                await sync_to_async(check)()
+                await sync_to_async(check_connections)()
             try:
                 job = self.todo.popleft()
             except IndexError:  # it was given back

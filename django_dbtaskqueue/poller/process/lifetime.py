@@ -77,7 +77,7 @@ class ShutdownRequest:
         self._signals += 1
 
 
-def run(
+def run_to_end(
     poller: Poller,
     heartbeat: Heartbeat,
     shutdown: ShutdownRequest,
@@ -89,7 +89,7 @@ def run(
 
     Calls ``on_tick`` regularly. ``timeout`` counts from the first request, or from the end of a run without one.
     """
-    with started(poller, heartbeat):
+    with threads_started(poller, heartbeat):
         ended, deadline = _wait_for_end(poller, heartbeat, shutdown, timeout.total_seconds(), on_tick)
         _wait_for_threads(poller, shutdown, deadline)
         left = [f"Thread {name} ended: its poller ends, another one must replace it" for name in ended]
@@ -97,7 +97,7 @@ def run(
 
 
 @contextmanager
-def started(poller: Poller, heartbeat: Heartbeat) -> Iterator[None]:
+def threads_started(poller: Poller, heartbeat: Heartbeat) -> Iterator[None]:
     """Run the threads of both inside the block."""
     poller.start()
     heartbeat.start()
