@@ -118,7 +118,7 @@ WROTE_COOKIE = "dbtaskqueue_wrote"
 OWN_WRITES_S = 10  # after a change a user reads from the primary this long, so that each page shows the change
 
 
-def show(
+def show_page(
     page: "ReadOnlyAdmin", request: HttpRequest, templates: Sequence[str], context: Callable[[], Mapping[str, Any]]
 ) -> HttpResponse:
     """Return a page or its part that refreshes, by the first template that is there; statements have a time limit."""
@@ -268,7 +268,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
         if not self.has_view_permission(request):
             raise PermissionDenied
         if request.method != "POST":
-            return show(self, request, (self.list_template, "list"), lambda: self.list_context(request))
+            return show_page(self, request, (self.list_template, "list"), lambda: self.list_context(request))
         try:
             return self.act(request)
         except TaskQueueError as error:
@@ -306,7 +306,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
             raise PermissionDenied
         if row is None:
             return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)  # type: ignore[attr-defined, no-any-return]
-        return show(self, request, (self.detail_template, "detail"), lambda: self._detail(request, row))
+        return show_page(self, request, (self.detail_template, "detail"), lambda: self._detail(request, row))
 
     def _detail(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         self.prepare(request, [row])

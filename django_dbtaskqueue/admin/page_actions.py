@@ -144,7 +144,7 @@ class PauseForm(PlainForm):
         return {**found, "until": until}
 
 
-def verb_of(request: HttpRequest, known: Mapping[str, permissions.V]) -> permissions.V:
+def pressed_verb(request: HttpRequest, known: Mapping[str, permissions.V]) -> permissions.V:
     name = request.POST.get(ACTION_ON_ALL_KEY) or request.POST.get("action", "")
     if name not in known:
         raise BadRequest(f"There is no action {name!r} here.")
@@ -199,7 +199,7 @@ class TaskPageAdmin(ListAdmin):
 
 
 def act_on_tasks(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
-    verb, actor = verb_of(request, {**verbs.TASK_VERBS, **verbs.ONE_TASK_VERBS}), viewer(request)
+    verb, actor = pressed_verb(request, {**verbs.TASK_VERBS, **verbs.ONE_TASK_VERBS}), viewer(request)
     permissions.check_may(verb, actor)
     return (_act_on_all if is_on_all(request) else _act_on_ticked)(page, request, verb, actor)
 
@@ -267,7 +267,7 @@ def task_report(verb: verbs.TaskVerb, report: actions.ActReport) -> str:
     return _("%(done)s, %(count)s skipped (%(reasons)s).") % {"done": done, "count": report.skipped, "reasons": reasons}
 
 
-def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
+def enqueue_copy_of(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     task = page.get_object(request, request.POST.get("again", ""))
     if task is None:
         raise Http404

@@ -21,9 +21,9 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells
-from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, permitted, show, viewer
+from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, permitted, show_page, viewer
 from django_dbtaskqueue.admin.list_pages import COUNT_TIMEOUT, NamedListAdmin, NameFilter, PageTable, table_of
-from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, ask, bound_form, confirmed, verb_of
+from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, ask, bound_form, confirmed, pressed_verb
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
 from django_dbtaskqueue.core.durations import format_age, format_duration, format_seconds, parse_duration
@@ -48,7 +48,7 @@ POINTS_PER_STEP = 5  # of a heat map
 
 def chart_context(using: str, actor: permissions.Actor, queue: str | None = None) -> dict[str, object]:
     """Return the charts and heat maps of the last hour, of one queue, or of all that the actor may view."""
-    points = ended(queue_stats.series(using, CHART_SPAN, queue, among=actor.visible_queues))
+    points = ended_minutes(queue_stats.series(using, CHART_SPAN, queue, among=actor.visible_queues))
     times = [_clock(point.time) for point in points]
     throughput = [
         Line(_("completed"), "--dbtq-good", [60 * point.rate_of("completed", "deleted") for point in points]),
@@ -101,7 +101,7 @@ def _clock(time: datetime) -> str:
     return cells.stamp(time, date_format(cells.local(time), "H:i"))
 
 
-def ended(points: list[queue_stats.Point]) -> list[queue_stats.Point]:
+def ended_minutes(points: list[queue_stats.Point]) -> list[queue_stats.Point]:
     """Leave out the current minute. Pollers have not reported all of it, so it would look as if work had stopped."""
     if any(point.total for point in points[:-1]):
         return points[:-1]
@@ -172,10 +172,10 @@ class QueueAdmin(NamedListAdmin):
 
     def act(self, request: HttpRequest) -> HttpResponse:
         if "set" in request.POST:
-            return change_settings(self, request)
+            return change_setting(self, request)
         if "purge" in request.POST:
-            return purge(self, request)
-        return act_on_queues(self, request, verb_of(request, QUEUE_VERBS))
+            return empty_queue(self, request)
+        return act_on_queues(self, request, pressed_verb(request, QUEUE_VERBS))
 
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
         for queue in rows:
@@ -314,7 +314,7 @@ def _queue_of(page: QueueAdmin, request: HttpRequest, key: str, verb: permission
     return queue
 
 
-def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
+def change_setting(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     """Set one setting of a queue; an empty value restores the project's."""
     queue = _queue_of(page, request, "queue", permissions.CHANGE_SETTINGS)
     key, value = (request.POST.get(part, "").strip() for part in ("set", "value"))
@@ -329,7 +329,7 @@ def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     return page.reply(request, text)
 
 
-def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
+def empty_queue(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     """Start the bulk deletion of every task of a queue, after its name was typed."""
     queue = _queue_of(page, request, "purge", PURGE)
     if request.POST.get("typed", "").strip() != queue.name:
@@ -469,7 +469,7 @@ class DoctorAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         # Before the page's transaction: an error of the database would end it.
         found = [one for one in examine(self.get_queryset(request).db) if all(map(viewer(request).sees, one.queues))]
-        return show(self, request, ["doctor"], lambda: self._context(found))
+        return show_page(self, request, ["doctor"], lambda: self._context(found))
 
     def _context(self, found: list[Finding]) -> dict[str, Any]:
         serious = [finding for finding in found if finding.level != "info"]

@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer, when_migrated
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, QueuePickFilter, SmallListAdmin, part_of_name
-from django_dbtaskqueue.admin.page_actions import ACTION_ON_ALL_KEY, PlainForm, ask, bound_form, confirmed, verb_of
+from django_dbtaskqueue.admin.page_actions import ACTION_ON_ALL_KEY, PlainForm, ask, bound_form, confirmed, pressed_verb
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError
@@ -239,7 +239,7 @@ class PollerAdmin(SmallListAdmin):
         return [] if row.state == queue_control.STOPPED_STATE else self.list_verbs(request)
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        verb = verb_of(request, queue_control.POLLER_VERBS)
+        verb = pressed_verb(request, queue_control.POLLER_VERBS)
         check_may(CONTROL_POLLERS, viewer(request))
         ticked = filter(is_storable, request.POST.getlist(ACTION_CHECKBOX_NAME)[:MAX_COMMANDED_POLLERS])
         rows = self.get_queryset(request).filter(pk__in=list(ticked))

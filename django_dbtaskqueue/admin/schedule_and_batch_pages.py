@@ -18,7 +18,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import may_see, permitted, viewer
 from django_dbtaskqueue.admin.list_pages import NamedListAdmin
-from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed, verb_of
+from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed, pressed_verb
 from django_dbtaskqueue.conf.cron import default_zone
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked
@@ -95,7 +95,7 @@ class ScheduleAdmin(NamedListAdmin):
         return permitted(request, [schedules.EDIT_SCHEDULE, *fitting], row.queue)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:
-        return schedules.find(object_id, viewer(request))
+        return schedules.find_schedule(object_id, viewer(request))
 
     def page_facts(self, request: HttpRequest, row: Schedule) -> dict[str, object]:
         said = schedules.code_of_edited(row, seen=may_see(request, row))
@@ -107,7 +107,7 @@ class ScheduleAdmin(NamedListAdmin):
 
     def act(self, request: HttpRequest) -> HttpResponse:
         verbs = {**by_name(schedules.ADD_SCHEDULE, schedules.EDIT_SCHEDULE), **schedules.SCHEDULE_VERBS}
-        verb = verb_of(request, verbs)
+        verb = pressed_verb(request, verbs)
         ticked = [self.get_object(request, name) for name in request.POST.getlist(ACTION_CHECKBOX_NAME)]
         rows = [row for row in ticked if row is not None]
         if verb.name in schedules.SCHEDULE_VERBS:
@@ -223,7 +223,7 @@ class BatchAdmin(NamedListAdmin):
         return self.url(model_named(node.key.location), "changelist", q=text_of(**words))
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        verb = verb_of(request, related_tasks.BATCH_VERBS)
+        verb = pressed_verb(request, related_tasks.BATCH_VERBS)
         row = self.get_object(request, request.POST.get(ACTION_CHECKBOX_NAME, ""))
         if row is None:
             raise Http404

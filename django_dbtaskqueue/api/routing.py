@@ -110,7 +110,7 @@ def one_of(choices: Iterable[tuple[str, object]]) -> FieldType:
 
 def _object(name: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise BadInput(name, f"must be a JSON object, not {serializers.shown(value)}.")
+        raise BadInput(name, f"must be a JSON object, not {serializers.shown_value(value)}.")
     return value
 
 
@@ -225,7 +225,7 @@ def document(routes: Sequence[Route], prefix: str = "") -> dict[str, Any]:
     }
 
 
-def schema_of(kind: Any, schemas: dict[str, JsonSchema]) -> JsonSchema:
+def json_schema_of(kind: Any, schemas: dict[str, JsonSchema]) -> JsonSchema:
     """Return the schema of a type. That of a document goes to ``schemas``, and a reference to it is returned."""
     if kind in SIMPLE:
         return SIMPLE[kind]
@@ -234,13 +234,13 @@ def schema_of(kind: Any, schemas: dict[str, JsonSchema]) -> JsonSchema:
         row: RowDocument = inner[1]
         return _document_schema(row.name, row.text, row.types, schemas, row.optional)
     if origin in (Union, UnionType):
-        return {"anyOf": [schema_of(one, schemas) for one in inner]}
+        return {"anyOf": [json_schema_of(one, schemas) for one in inner]}
     if is_typeddict(kind) or is_dataclass(kind):
         return _document_schema(kind.__name__, _first_paragraph(kind), document_types(kind), schemas)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": schema_of(inner[1], schemas)}
+        return {"type": "object", "additionalProperties": json_schema_of(inner[1], schemas)}
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        return {"type": "array", "items": schema_of(inner[0], schemas)}
+        return {"type": "array", "items": json_schema_of(inner[0], schemas)}
     raise TypeError(f"{kind!r} has no schema: give the API's document a type of JSON.")
 
 
@@ -249,13 +249,13 @@ def _document_schema(
 ) -> JsonSchema:
     if name not in schemas:
         schemas[name] = {}  # it may hold itself
-        properties = {key: schema_of(kind, schemas) for key, kind in types.items()}
+        properties = {key: json_schema_of(kind, schemas) for key, kind in types.items()}
         schemas[name] = _closed(properties, sorted({*types}.difference(optional)), description=text)
     return _ref(name)
 
 
 def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
-    answer = schema_of(get_type_hints(route.view, include_extras=True)["return"], schemas)
+    answer = json_schema_of(get_type_hints(route.view, include_extras=True)["return"], schemas)
     if route.key:
         answer = _closed({route.key: answer}, [route.key])
     parts = [

@@ -400,7 +400,7 @@ def act_on_schedule(call: ApiCall, schedule: str, action: str) -> ScheduleDocume
 
 
 def _schedule(call: ApiCall, name: str) -> models.Schedule:
-    return _there(schedule_control.find(name, call.actor), f"schedule {name}.")
+    return _there(schedule_control.find_schedule(name, call.actor), f"schedule {name}.")
 
 
 def _fields(call: ApiCall) -> dict[str, object]:

@@ -176,7 +176,7 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
             hint = "Add 'django_dbtaskqueue' to INSTALLED_APPS."
             found.append(checks.Error(f"{where} needs the app of its tables.", hint=hint, id="dbtaskqueue.E020"))
         for queue in sorted(self.queues):
-            if not conf.is_name(queue):
+            if not conf.is_queue_name(queue):
                 found.append(checks.Error(f"{where}: {queue!r} is not the name of a queue.", id="dbtaskqueue.E021"))
             elif conf.default_settings(queue).keep == "delete":
                 text = f"{where}: queue {queue!r} deletes tasks that are done (keep='delete'), so they have no result."

@@ -52,7 +52,7 @@ def overridden_settings(queue: str, alias: str, connection: BaseDatabaseWrapper 
     if row is not None and is_fresh and row.base is base:
         return row.settings
     known, values = conf.is_known(queue), row.values if row is not None and is_fresh else None
-    if values is None and conf.is_name(queue):
+    if values is None and conf.is_queue_name(queue):
         values = _read(queue, alias, known=known)
     if values is None and not known:
         raise UnknownQueue(queue, conf.settings_queues())

@@ -25,7 +25,7 @@ from django_dbtaskqueue.conf import queue as rules
 from django_dbtaskqueue.conf.queue import (
     QueueSettings as QueueSettings,
     duration as duration,
-    is_queue_name as is_name,
+    is_queue_name as is_queue_name,
     overlay as overlay,
     parse as parse,
     valid_name as valid_name,
@@ -178,7 +178,7 @@ def _load() -> _State:
 def _laid_over(plain: Settings, document: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """Return the settings with the file's tables over those of the dict, and the file's faults."""
     found, faults = rules.settings_tables(document)
-    faults += [f"[queues.{name}] {rules.QUEUE_NAME_RULE}" for name in found if not is_name(name)]
+    faults += [f"[queues.{name}] {rules.QUEUE_NAME_RULE}" for name in found if not is_queue_name(name)]
     queues = {name: {**plain.queues.get(name, {}), **values} for name, values in found.items()}
     laid = replace(plain, queues={**plain.queues, **queues})
     if _state is not None:

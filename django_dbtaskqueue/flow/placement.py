@@ -35,7 +35,7 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, QueueFull, near_match
 from django_dbtaskqueue.core.json import short_repr
 from django_dbtaskqueue.core.sql.enqueue import OwnColumns
-from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule, parse_rule as parse_rule
+from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule, parse_rule
 from django_dbtaskqueue.db.session import Session, aliases_of, model_of
 from django_dbtaskqueue.models import AbstractTask, Queue
 

@@ -247,7 +247,7 @@ def _failed(lease: Lease, error: BaseException) -> Decidable | None:
     if isinstance(error, exceptions.LeaseLost) and (error.task_id, error.total_attempt) == own:
         return None
     liveness.note_failure(error, lease.port.alias)
-    return failure(error)
+    return failure_of(error)
 
 
 # -- the leases of one call, which are several for a processor with ``batch=`` -----------------------------------------
@@ -367,10 +367,10 @@ def decide_call(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
     try:
         return decide(lease, outcomes.checked(outcome))
     except Exception as error:  # such as a missing delay of a reenqueue, or a field that was altered
-        return decide(lease, failure(error))
+        return decide(lease, failure_of(error))
 
 
-def failure(error: BaseException) -> Fail:
+def failure_of(error: BaseException) -> Fail:
     """Return what an exception means: a failure, retried unless each retry would end in the same way."""
     gave_up = isinstance(error, exceptions.ReenqueueDelayMissing) and error.ended
     lasting = exceptions.SignalTimeout | exceptions.StepChanged

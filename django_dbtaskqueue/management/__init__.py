@@ -149,7 +149,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in NO_BREAK_SPACES else repr(char)[1:-1] for char in text)
 
 
-def ago(value: datetime | None, now: datetime) -> str:
+def from_now(value: datetime | None, now: datetime) -> str:
     """Return a time as its distance from now."""
     if value is None:
         return UNKNOWN

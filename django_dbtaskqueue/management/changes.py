@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.flow.shard_move import ShardMove
-from django_dbtaskqueue.management import FAILED_CODE, Options, Output, ago, printable, wrong_usage
+from django_dbtaskqueue.management import FAILED_CODE, Options, Output, from_now, printable, wrong_usage
 from django_dbtaskqueue.models import ApiToken, Attempt, BulkOperation, FailureGroup, Queue, Schedule, TaskHistory
 from django_dbtaskqueue.models.control import FAILED, UNFINISHED
 from django_dbtaskqueue.operations import bulk as bulk_operations, queue_control, related_tasks, schedules
@@ -215,7 +215,7 @@ def bulk(output: Output, options: Options) -> int:
 
 
 def _bulk_line(row: Any) -> tuple[object, ...]:
-    ordered = ago(row.create_time, row.clock)
+    ordered = from_now(row.create_time, row.clock)
     return (row.pk, row.state, f"{row.progress:.0%}", row.changed, row.skipped, ordered, row.verb, row.query)
 
 
@@ -341,7 +341,7 @@ def _facts(row: ApiToken) -> dict[str, object]:
 
 
 def _row(row: Any) -> tuple[object, ...]:
-    times = [ago(time, row.clock) for time in (row.expire_time, row.last_used_time)]
+    times = [from_now(time, row.clock) for time in (row.expire_time, row.last_used_time)]
     return (row.pk, row.user, row.scope, ", ".join(row.queue_names) or "all", *times, row.note)
 
 
@@ -362,7 +362,7 @@ def run_schedules(output: Output, options: Options) -> int:
         return output.table(documents, head, lines, none=none)
     if what == "import":
         return _import(output, options, actor)
-    act: Callable[..., Schedule | None] = schedules.find
+    act: Callable[..., Schedule | None] = schedules.find_schedule
     given: Options = {"actor": actor, "using": options["database"]}
     if what in WRITE_WORDS:
         act = schedules.add_schedule if what == "add" else schedules.edit_schedule

@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.durations import clock, format_age, format_seconds,
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
-from django_dbtaskqueue.management import Options, Output, ago, printable
+from django_dbtaskqueue.management import Options, Output, from_now, printable
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import serializers
@@ -164,13 +164,13 @@ def new_rows(rows: QuerySet[Any]) -> Iterator[list[Any]]:
 
 
 def _row(task: Any) -> tuple[Any, ...]:
-    attempts, when = f"{task.attempt}/{task.max_attempts}", ago(task.create_time, task.clock)
+    attempts, when = f"{task.attempt}/{task.max_attempts}", from_now(task.create_time, task.clock)
     message = serializers.message_of(task.process_result, TABLE_MESSAGE_WIDTH)
     return (task.pk, task.status, task.queue, task.reference, attempts, when, message)
 
 
 def _shown(value: Any, now: datetime) -> Any:
-    return f"{value:%Y-%m-%d %H:%M:%S} ({ago(value, now)})" if isinstance(value, datetime) else value
+    return f"{value:%Y-%m-%d %H:%M:%S} ({from_now(value, now)})" if isinstance(value, datetime) else value
 
 
 def _indented(text: str) -> str:

@@ -75,7 +75,7 @@ def difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
     return [] if before == after else [{"path": path, "before": masked(before), "after": masked(after)}]
 
 
-def named(tasks: Sequence[AbstractTask]) -> list[dict[str, Any]]:
+def task_facts(tasks: Sequence[AbstractTask]) -> list[dict[str, Any]]:
     """Return the first tasks by id and reference, with the error that each failed of."""
     shown = tasks[:MAX_TASKS_NAMED_IN_ENTRY]
     prints = {task.fingerprint for task in shown if task.fingerprint}
@@ -93,7 +93,7 @@ def actions_on(task: AbstractTask) -> list[TaskChange]:
     return [change for change in found if task.pk in change.task_ids]
 
 
-def restore(change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, actor: Actor) -> "ActReport":
+def restore_tasks(change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, actor: Actor) -> "ActReport":
     """Put the tasks of a change back as they were, but those that changed since, or that the actor may not change."""
     before = dict(zip(change.task_ids, map(_as_waiting, _unpacked(change, tasks.model)), strict=True))
     rows = tasks.filter(pk__in=change.task_ids)
@@ -251,7 +251,7 @@ def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, 
     alias, verb, ids = tasks.db, request.verb, sorted(set(ids))
     verb.check(tasks.model, alias, request.options, actor)
     with recorded(alias):
-        report = change(tasks, ids, request, actor)
+        report = change_tasks(tasks, ids, request, actor)
         log(actor, report.tasks, DELETION if verb.deletes else CHANGE, verb.words(request.options, request.reason))
         details, counts = _details(request, report), {"changed": report.changed, "skipped": report.skipped}
         if report.changed and verb.undoable:  # stored as a bulk operation that has ended, it is put back as one
@@ -266,7 +266,7 @@ def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, 
     return report
 
 
-def change(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:
+def change_tasks(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:
     """Change those of these tasks that can be changed, and say why the others cannot. Call it in ``atomic``; no record.
 
     A task that is not in ``tasks``, or of a queue that the actor may not view, counts as not there. Each task that can
@@ -311,7 +311,7 @@ def new_operation(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **c
 def _details(request: ActionRequest, report: ActReport) -> dict[str, Any]:
     return {
         "task_ids": [row.pk for row in report.tasks][:MAX_IDS_IN_AUDIT],
-        "tasks": named(report.tasks),
+        "tasks": task_facts(report.tasks),
         "skips": {reason: len(ids) for reason, ids in report.skips.items()},
         "skipped_ids": {reason: ids[:MAX_IDS_IN_AUDIT] for reason, ids in report.skips.items()},
         **({"action": request.verb.words(request.options)} if request.verb.inputs else {}),

@@ -118,7 +118,7 @@ def _ordered(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **column
 
 
 def _record(operation: BulkOperation, verb: TaskVerb, actor: Actor, **of: object) -> None:
-    given = {"query": operation.query, "queue": sole(permissions.queues_of(operation.query)), "operation": operation}
+    given = {"query": operation.query, "queue": sole(permissions.queues_in(operation.query)), "operation": operation}
     actions.record(str(operation._state.db), actor, verb, **given, **of)
 
 
@@ -262,7 +262,7 @@ def _change(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> ActReport
     request = ActionRequest(verb, operation.reason, VerbOptions.from_json(operation.options), operation.query)
     tasks = narrow(_tasks(operation), actor)
     ids = _next_chunk(operation, tasks, select(operation.query, tasks))
-    return actions.change(_tasks(operation), ids, request, actor) if ids else ActReport()
+    return actions.change_tasks(_tasks(operation), ids, request, actor) if ids else ActReport()
 
 
 def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> ActReport:
@@ -272,7 +272,7 @@ def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> Ac
     )
     change = rest.order_by("pk").first()
     operation.cursor = operation.last_id if change is None else change.pk
-    return ActReport() if change is None else actions.restore(change, tasks, verb, actor)
+    return ActReport() if change is None else actions.restore_tasks(change, tasks, verb, actor)
 
 
 def _tasks(operation: BulkOperation) -> TaskQuerySet:

@@ -86,7 +86,7 @@ CONTROL_POLLERS = Verb(
     "control_poller",
 )  # fmt: skip
 ENQUEUE_COPY = Verb(
-    "enqueue_again", gettext_lazy("Enqueue again as new"),
+    "enqueue_copy_of", gettext_lazy("Enqueue again as new"),
     gettext_lazy("A new task is enqueued with the same queue, payload, priority, group, tag, lease, time to live and "
                  "budget of attempts, and without a reference. The old task stays as it is. The processor runs again, "
                  "with all its effects."),
@@ -251,7 +251,7 @@ def check_there(queues: Iterable[str], actor: Actor) -> None:
             raise UnknownQueue(queue, filter(actor.sees, names))
 
 
-def queues_of(text: str) -> tuple[str, ...]:
+def queues_in(text: str) -> tuple[str, ...]:
     """Return the queues that a stored search names; none of one that can no longer be read."""
     try:
         return parse(text).queues()
@@ -266,7 +266,7 @@ def sole(queues: Collection[str]) -> str:
 
 def sees_search(text: str, actor: Actor) -> bool:
     """Whether a search that somebody wrote names queues, and the actor may view each of them."""
-    queues = queues_of(text)
+    queues = queues_in(text)
     return actor.sees_all or (bool(queues) and all(map(actor.sees, queues)))
 
 
@@ -308,7 +308,7 @@ def owns(record: BulkOperation | AuditEntry, actor: Actor) -> bool:
 
 def check_cancel(operation: BulkOperation, verb: Verb, actor: Actor) -> None:
     """Raise ``PermissionDenied`` unless the actor may cancel an operation with this verb, or put its tasks back."""
-    queues = queues_of(operation.query)
+    queues = queues_in(operation.query)
     check(verb, "cancelled", actor)
     if actor.user is None or (not queues and owns(operation, actor)):
         return

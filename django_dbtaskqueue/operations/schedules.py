@@ -80,7 +80,7 @@ def listed(actor: Actor, using: str | None = None) -> list[Schedule]:
     return sorted(found, key=lambda row: row.name)
 
 
-def find(name: str, actor: Actor, using: str | None = None) -> Schedule | None:
+def find_schedule(name: str, actor: Actor, using: str | None = None) -> Schedule | None:
     """Return the schedule with this name; None if it is not there, or the actor may not view its queue."""
     places = homes(using) if is_storable(name) else []
     found = (narrow(rows_on(alias).filter(pk=name), actor).first() for alias in places)
@@ -230,7 +230,7 @@ def act_on_schedule(verb: Verb, name: str, actor: Actor, *, reason: str = "", us
 
 
 def _found(name: str, actor: Actor, using: str | None) -> Schedule:
-    row = find(name, actor, using)
+    row = find_schedule(name, actor, using)
     if row is None:
         hint = near_match(name, [one.name for one in listed(actor, using)])
         raise OperationRefused(_("There is no schedule %(name)s.") % {"name": repr(name)} + hint)

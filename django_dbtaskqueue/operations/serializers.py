@@ -213,7 +213,7 @@ class BadInput(TaskQueueError):
 def text(field: str, value: object, max_length: int = MAX_INPUT_LENGTH) -> str:
     """Return a text that the database can store."""
     if not isinstance(value, str):
-        raise BadInput(field, f"must be a text, not {shown(value)}.")
+        raise BadInput(field, f"must be a text, not {shown_value(value)}.")
     if len(value) > max_length:
         raise BadInput(field, f"has {len(value):,} characters; at most {max_length:,} are allowed.")
     if not is_storable(value):
@@ -226,16 +226,16 @@ def whole(field: str, value: object, low: int = 0, high: int = MAX_WHOLE_NUMBER)
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= len(str(MAX_WHOLE_NUMBER)):
         value = int(value)
     if type(value) is not int:
-        raise BadInput(field, f"must be a whole number, not {shown(value)}.")
+        raise BadInput(field, f"must be a whole number, not {shown_value(value)}.")
     if not low <= value <= high:
-        raise BadInput(field, f"must be a whole number from {low} to {high}, not {shown(value)}.")
+        raise BadInput(field, f"must be a whole number from {low} to {high}, not {shown_value(value)}.")
     return value
 
 
 def list_of(field: str, value: object, kind: type, name: str) -> list[Any]:
     """Return a list of whole numbers or of texts."""
     if not isinstance(value, list) or not all(type(one) is kind for one in value):
-        raise BadInput(field, f"must be a list of {name}, not {shown(value)}.")
+        raise BadInput(field, f"must be a list of {name}, not {shown_value(value)}.")
     read: Callable[[str, object], object] = whole if kind is int else text
     return [read(field, one) for one in value]
 
@@ -244,7 +244,7 @@ def choice(field: str, value: object, known: Sequence[str]) -> str:
     """Return one of a few words."""
     if value not in known:
         names = ", ".join(f'"{one}"' for one in known)
-        raise BadInput(field, f"must be one of {names}, not {shown(value)}.{near_match(str(value)[:100], known)}")
+        raise BadInput(field, f"must be one of {names}, not {shown_value(value)}.{near_match(str(value)[:100], known)}")
     return str(value)
 
 
@@ -261,9 +261,9 @@ def moment(field: str, value: object) -> datetime:
     try:
         found = datetime.fromisoformat(text(field, value))
     except ValueError:
-        raise BadInput(field, f"must be a time such as 2026-11-20T08:00+00:00, not {shown(value)}.") from None
+        raise BadInput(field, f"must be a time such as 2026-11-20T08:00+00:00, not {shown_value(value)}.") from None
     if found.year not in YEARS:
-        raise BadInput(field, f"must be a time from the year {YEARS[0]} to {YEARS[-1]}, not {shown(value)}.")
+        raise BadInput(field, f"must be a time from the year {YEARS[0]} to {YEARS[-1]}, not {shown_value(value)}.")
     return found if found.tzinfo else make_aware(found)
 
 
@@ -282,7 +282,7 @@ def json_object(body: bytes) -> dict[str, object]:
     return found
 
 
-def shown(value: object) -> str:
+def shown_value(value: object) -> str:
     """Return a refused value as an error message shows it."""
     described = repr(value)
     return described if len(described) <= 100 else f"{described[:100]}…"

@@ -141,8 +141,8 @@ def _run(found: jobs.Job, words: list[str], face: Face) -> int:
         result = {**error.result, **({"damaged_files": damaged} if damaged else {})}
         text, faults = found.as_text(result), "\n".join([str(error), *damaged, ""])
     if asked["json"] and asked["json"] != "-":
-        jobs.write_whole(Path(asked["json"]), f"{jobs.as_json(result)}\n")
-    face.out.write(f"{jobs.as_json(result) if asked['json'] == '-' else text}\n")
+        jobs.write_whole(Path(asked["json"]), f"{jobs.result_json(result)}\n")
+    face.out.write(f"{jobs.result_json(result) if asked['json'] == '-' else text}\n")
     face.err.write(faults)
     return EXIT_CHECK_FAILED if faults else EXIT_DONE
 

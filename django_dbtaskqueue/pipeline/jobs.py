@@ -105,7 +105,7 @@ def parsed(
     raise ValueError(f"{text!r} is not {expected}")
 
 
-def moment(text: str) -> datetime:
+def utc_moment(text: str) -> datetime:
     """Return the time of ISO 8601 text; without an offset it is in UTC."""
     found = parsed(datetime.fromisoformat, text, "a time. Write it as 2026-01-31 or 2026-01-31T08:00+01:00")
     return found if found.tzinfo else found.replace(tzinfo=UTC)
@@ -275,7 +275,7 @@ def job(name: str) -> Job:
     return made
 
 
-def as_json(result: object) -> str:
+def result_json(result: object) -> str:
     """Return what `plain` returns, as JSON."""
     return json.dumps(plain(result), indent=2)
 

@@ -162,7 +162,7 @@ _wait_queues: dict[WaitKey, WaitQueue] = {}
 _listeners: dict[tuple[str, str], NotifyListener] = {}
 
 
-def take(
+def take_waiting(
     key: WaitKey, poll: Callable[[], T | None], until: float | None, pause: Callable[[], float], *, alone: bool = False
 ) -> T | None:
     """``WaitQueue.take`` of a key, listening for wake-ups from the first pause on.

@@ -156,7 +156,7 @@ class QueueHandle:
         alias, queue, *lease = leases.read_token(token)
         if queue != self.name or alias not in self._aliases():
             raise TaskQueueError(f"The token is of queue {queue!r} on database {alias!r}, not of {self}.")
-        return leases.resume(alias, queue, *lease)
+        return leases.lease_of_token(alias, queue, *lease)
 
     def peek(self, id: int) -> Task | None:
         """Return a task without changing it; None when there is none with this id."""
@@ -320,7 +320,7 @@ class QueueHandle:
             until = None
         key = blocking.WaitKey(self.name, aliases, self.tags, group, takes)
         pause = partial(self._pause, aliases)
-        return blocking.take(key, partial(poll, aliases, group), until, pause, alone=inside)
+        return blocking.take_waiting(key, partial(poll, aliases, group), until, pause, alone=inside)
 
     def _find(self, aliases: tuple[str, ...], group: str | None) -> str | None:
         return next((one for one in aliases if leases.is_ready(self.name, one, tags=self.tags, group=group)), None)
@@ -341,7 +341,7 @@ class QueueHandle:
         """Return the seconds until the next poll when no wake-up comes."""
         settings = overridden_settings(self.name, aliases[0])
         seconds = min(settings.poll_interval, settings.lease / 10).total_seconds() * random.uniform(0.8, 1.2)
-        due = [wait for alias in aliases if (wait := leases.next_due(self.name, alias)) is not None]
+        due = [wait for alias in aliases if (wait := leases.seconds_until_due(self.name, alias)) is not None]
         return min([seconds, *[max(0.0, wait) + 0.001 for wait in due]])
 
     def _held(self, task: Lease | str) -> Lease:

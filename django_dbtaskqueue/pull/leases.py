@@ -134,14 +134,14 @@ def is_ready(queue: str, alias: str, *, tags: Sequence[str], group: str | None) 
     return bool(stage.first_ready(session, params, group))
 
 
-def next_due(queue: str, alias: str) -> float | None:
+def seconds_until_due(queue: str, alias: str) -> float | None:
     """Return the seconds until the next task that is scheduled for later becomes due; None when there is none."""
     session = Session.on(alias, model_for(queue))
     found = session.run(session.sql.priorities, {"queue_name": queue}) if session.postgresql else ()
     return stage.next_due(session, {queue: [priority for (priority,) in found]}).get(queue)
 
 
-def resume(alias: str, queue: str, task_id: int, total_attempt: int) -> Lease:
+def lease_of_token(alias: str, queue: str, task_id: int, total_attempt: int) -> Lease:
     """Return the lease that a token stands for; raise ``LeaseLost`` when it is gone."""
     port = port_of(ManualSettlePort, queue, alias)
     rows = json.dumps([{"task_id": task_id, "token": total_attempt}])

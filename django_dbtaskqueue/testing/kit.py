@@ -38,7 +38,7 @@ from django_dbtaskqueue.poller.held_leases import Settler
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.process.lifetime import threads_started
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
-from django_dbtaskqueue.pull.leases import next_due
+from django_dbtaskqueue.pull.leases import seconds_until_due
 
 MAX_RUNS = 10_000
 POLLER_TIMEOUT = timedelta(seconds=30)
@@ -284,7 +284,7 @@ class InlinePoller:
 
     def seconds_until_due(self) -> float | None:
         """Return the time until the next task is due, or a rate allows one; None if there is none."""
-        waits = [next_due(queue.name, queue.port.alias) for queue in self.queues]
+        waits = [seconds_until_due(queue.name, queue.port.alias) for queue in self.queues]
         pauses = [queue.limiter.pause or None for queue in self.queues if queue.limiter]
         return min([max(0.0, wait) for wait in (*waits, *pauses) if wait is not None], default=None)
 

@@ -7,7 +7,9 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from functools import cache
+from types import UnionType
 from typing import Any
 
 from tests.architecture import words
@@ -61,11 +63,36 @@ def constant_names_twice() -> list[str]:
 
 def class_names_twice() -> list[str]:
     """Return public names that stand for two classes, but for Django's name of a command."""
+    return [fault for fault in _names_twice(ast.ClassDef) if not fault.startswith("Command:")]
+
+
+def function_names_twice() -> list[str]:
+    """Return public names that stand for two functions, but for the words of users: ``__all__``, routes, commands."""
+    words_of_users = {
+        (module.name, name.value)
+        for module in WRITTEN
+        for node in module.tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        for name in ast.walk(node.value)
+        if isinstance(name, ast.Constant)
+    }
+    words_of_users |= {
+        (module.name, function.name)
+        for module in WRITTEN
+        if module.name in ("api.views", "management.reading", "management.changes")
+        for function in module.functions
+    }
+    return _names_twice(ast.FunctionDef | ast.AsyncFunctionDef, words_of_users)
+
+
+def _names_twice(kind: type | UnionType, besides: Collection[tuple[str, str]] = ()) -> list[str]:
     homes = defaultdict(list)
     for module in WRITTEN:
+        packages = {module.name, module.name.rpartition(".")[0]}
         for node in module.tree.body:
-            if isinstance(node, ast.ClassDef) and node.name[0] != "_" and node.name != "Command":
-                homes[node.name].append(module.name)
+            name = node.name if isinstance(node, kind) else "_"
+            if name[0] != "_" and not any((package, name) in besides for package in packages):
+                homes[name].append(module.name)
     return [f"{name}: {', '.join(places)}" for name, places in sorted(homes.items()) if len(places) > 1]
 
 
@@ -149,6 +176,7 @@ def of_source() -> dict[str, int]:
         "file names twice": len(file_names_twice()),
         "constant names twice": len(constant_names_twice()),
         "class names twice": len(class_names_twice()),
+        "function names twice": len(function_names_twice()),
         "old names": len(words.old_names()),
         "longest import chain": len(import_chain()) - 1,
         "Any": sum(len(re.findall(r"\bAny\b", module.text)) for module in WRITTEN),
@@ -167,6 +195,7 @@ def report() -> str:
         "File names twice": file_names_twice(),
         "Constant names twice": constant_names_twice(),
         "Class names twice": class_names_twice(),
+        "Function names twice": function_names_twice(),
         "The road of a task": road(),
         "Longest import chain": list(import_chain()),
         "Branches on outcomes": [f"{module.place}: {branches(module)}" for module in WRITTEN if branches(module)],

@@ -12,6 +12,7 @@ LIMITS: dict[str, int] = {
     "file names twice": 0,
     "constant names twice": 0,
     "class names twice": 2,
+    "function names twice": 0,
     "old names": 0,
     "longest import chain": 15,  # parents and children of tasks: two more; the settings of the bridge: one
     "Any": 658,

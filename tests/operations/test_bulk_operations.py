@@ -128,7 +128,7 @@ def test_an_operation_can_be_bounded_and_ends_at_once_over_an_empty_table(django
 def test_a_connection_that_dies_in_a_chunk_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     operation = started(5)
     bulk.turn("default")
-    cursor, whole = of(operation).cursor, actions.change
+    cursor, whole = of(operation).cursor, actions.change_tasks
 
     def dies(*arguments: Any) -> None:
         whole(*arguments)

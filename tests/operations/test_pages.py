@@ -22,7 +22,7 @@ from django.utils import timezone
 import django_dbtaskqueue
 from django_dbtaskqueue import models
 from django_dbtaskqueue.admin import list_pages
-from django_dbtaskqueue.admin.queue_pages import ended
+from django_dbtaskqueue.admin.queue_pages import ended_minutes
 from django_dbtaskqueue.admin.task_pages import MAX_SAVED_SEARCHES
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import Status
@@ -140,9 +140,9 @@ def test_charts_are_drawn_from_tables_and_end_before_the_minute_that_runs(op: Cl
     assert shown.count("<time") > 100, "a row for each minute, in both"
     past, running = (Point(timezone.now(), seconds, {"completed": count}) for seconds, count in ((60, 500), (3, 1)))
     quiet = Point(timezone.now(), 60)
-    assert ended([past, quiet, running]) == [past, quiet]
-    assert ended([quiet, running]) == [quiet, running], "all there is yet"
-    assert ended([quiet, Point(timezone.now(), 3)]) == []
+    assert ended_minutes([past, quiet, running]) == [past, quiet]
+    assert ended_minutes([quiet, running]) == [quiet, running], "all there is yet"
+    assert ended_minutes([quiet, Point(timezone.now(), 3)]) == []
 
 
 def test_vendored_files_are_what_was_published() -> None:

@@ -24,7 +24,14 @@ from django_dbtaskqueue.models import AuditEntry, Poller, Schedule, Task
 from django_dbtaskqueue.operations import schedules
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.schedules import add_schedule, edit_schedule, find, in_words, listed, next_times
+from django_dbtaskqueue.operations.schedules import (
+    add_schedule,
+    edit_schedule,
+    find_schedule,
+    in_words,
+    listed,
+    next_times,
+)
 from tests.operations.site import ADMIN, ONLY_PARCELS, command, data, logged_in, page, post, refused, text, user
 
 LIST = f"{ADMIN}schedule/"
@@ -58,7 +65,7 @@ def act(name: str, schedule: str = "daily", actor: Actor = HERE, reason: str = "
 
 
 def document_for(actor: Actor) -> dict[str, Any]:
-    row = find("daily", actor)
+    row = find_schedule("daily", actor)
     assert row is not None
     return schedules.schedule_document(row, actor)
 

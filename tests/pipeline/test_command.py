@@ -308,8 +308,8 @@ def test_every_job_says_what_it_is() -> None:
 
 
 VALUES: list[tuple[Callable[[str], Any], str, object]] = [
-    (jobs.moment, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
-    (jobs.moment, "2026-01-31T08:00+01:00", datetime(2026, 1, 31, 7, tzinfo=UTC)),
+    (jobs.utc_moment, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
+    (jobs.utc_moment, "2026-01-31T08:00+01:00", datetime(2026, 1, 31, 7, tzinfo=UTC)),
     (jobs.day, "2026-01-31", date(2026, 1, 31)),
     (jobs.count, "12", 12),
     (jobs.share, "99.5%", pytest.approx(0.995)),
@@ -319,7 +319,7 @@ VALUES: list[tuple[Callable[[str], Any], str, object]] = [
     (objective, "*=99%", Objective("*", 0.99)),
 ]
 WRONG: list[tuple[Callable[[str], Any], str, str]] = [
-    (jobs.moment, "tomorrow", "is not a time. Write it as 2026-01-31"),
+    (jobs.utc_moment, "tomorrow", "is not a time. Write it as 2026-01-31"),
     (jobs.day, "31.1.", "is not a day. Write it as 2026-01-31"),
     (jobs.count, "0", "is not a whole number of at least 1"),
     (jobs.share, "120%", "is not a share"),
@@ -393,7 +393,7 @@ def test_an_error_is_one_paragraph_and_tells_no_password() -> None:
 def test_a_result_is_plain_json_in_a_file_that_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     value = {"when": datetime(2026, 1, 1, tzinfo=UTC), "long": timedelta(minutes=2), "no": float("nan"), 1: (1, "a")}
     expected = {"when": "2026-01-01T00:00:00+00:00", "long": 120.0, "no": None, "1": [1, "a"]}
-    assert json.loads(jobs.as_json(value)) == expected
+    assert json.loads(jobs.result_json(value)) == expected
     jobs.write_whole(tmp_path / "new" / "a.json", "x")
     assert (tmp_path / "new" / "a.json").read_text() == "x"
     with pytest.raises(PipelineError, match="cannot be written"):

@@ -81,10 +81,10 @@ def test_a_season_and_a_change_of_the_clock_are_no_anomaly() -> None:
 def test_it_says_when_there_are_enough() -> None:
     options = {"share": 0.95, "target_wait": timedelta(seconds=30), "timezone": "UTC"}
     need = [Need(9, 400.0, 4, 4)]
-    assert f.sentence([], need, have=9, slots=2, options=options) == (
+    assert f.advice([], need, have=9, slots=2, options=options) == (
         "9 pollers of 2 slots are enough in every hour of the week to keep 95 % of the waits within 30s; 2 would do."
     )
-    assert f.sentence([], need, have=2, slots=2, options=options).endswith("within 30s.")
+    assert f.advice([], need, have=2, slots=2, options=options).endswith("within 30s.")
 
 
 MIN_WEEKS_BEFORE = 8  # the first weeks judged are the same with 4 and with 26 weeks of history

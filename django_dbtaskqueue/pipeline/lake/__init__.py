@@ -103,7 +103,7 @@ class Lake:
         """
         lake = cls(path)
         is_lake = lake.has_table("tasks")
-        with reading(lake.root, ACCESS_REMEDY):
+        with lake_errors(lake.root, ACCESS_REMEDY):
             found = [] if is_lake else lake.store.files.get_file_info(FileSelector("", allow_not_found=True))
         if any(one.base_name not in LAKE_SCHEMAS for one in found):
             raise LakeError(lake.root, "holds other data", "Give the lake a folder of its own")
@@ -116,7 +116,7 @@ class Lake:
 
     def has_table(self, table: str) -> bool:
         """Whether there is the table; ``summaries`` may be deleted. Raises LakeError."""
-        with reading(self.root, ACCESS_REMEDY):
+        with lake_errors(self.root, ACCESS_REMEDY):
             return DeltaTable.is_deltatable(self.store.uri(table), self.store.options)
 
     def prepare(self, table: str) -> None:
@@ -133,7 +133,7 @@ class Lake:
 
     def delta(self, table: str, version: int | None = None) -> DeltaTable:
         """Return the table as delta-rs sees it. Raises LakeError for a log that cannot be read."""
-        with reading(self.store.place(f"{table}/_delta_log"), "Restore it from a backup"):
+        with lake_errors(self.store.place(f"{table}/_delta_log"), "Restore it from a backup"):
             return DeltaTable(self.store.uri(table), version, self.store.options)
 
     def versions(self) -> dict[str, int]:
@@ -198,7 +198,7 @@ class Lake:
 
     def read(self, file: DataFile, columns: list[str] | None = None) -> pa.Table:
         """Return the rows of a file, with those of the columns that it has. Raises LakeError for a damaged one."""
-        with reading(self.path(file)), self.store.files.open_input_file(file.name) as stored:
+        with lake_errors(self.path(file)), self.store.files.open_input_file(file.name) as stored:
             content = stored.read()
             self._compare(file, hashlib.sha256(content).hexdigest())
             if columns is not None:  # a file of an earlier version lacks the columns that are newer
@@ -210,7 +210,7 @@ class Lake:
         """Return the files with the checksum in their name; append the others' errors to ``damaged``, or raise one."""
 
         def compare(file: DataFile) -> DataFile:
-            with reading(self.path(file)):
+            with lake_errors(self.path(file)):
                 self._compare(file, self.store.sha256(file.name))
             return file
 
@@ -450,11 +450,11 @@ def writing(place: str) -> AbstractContextManager[None]:
     """Raise the errors of the block as LakeError with a remedy."""
     of_store = "Check the URL, the keys in the environment, the endpoint and the rights on the folder"
     of_disk = "Check path, owner and free space, or give another folder with --lake"
-    return reading(place, of_store if "://" in place else of_disk, "written")
+    return lake_errors(place, of_store if "://" in place else of_disk, "written")
 
 
 @contextmanager
-def reading(place: str, remedy: str = DAMAGED_FILE_REMEDY, done: str = "read") -> Iterator[None]:
+def lake_errors(place: str, remedy: str = DAMAGED_FILE_REMEDY, done: str = "read") -> Iterator[None]:
     """Raise the errors of the block as LakeError with a remedy."""
     try:
         yield

@@ -56,7 +56,7 @@ from django_dbtaskqueue.pipeline.source import (
     unregister_stream,
     write_tasks,
 )
-from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, only, refuse_unknown_queue, rejected
+from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, refuse_unknown_queue, rejected, rows_where
 from django_dbtaskqueue.pipeline.spark import put
 
 __all__ = ["Archive", "Replay", "Stream"]
@@ -187,7 +187,7 @@ class ArchiveRun:
     def raise_broken(self) -> None:
         """Raise CheckFailed with the counts of the run, which has archived all other tasks."""
         rules = "; ".join(
-            f"{name}: {len(ids):,} rows (task {named(ids, MAX_NAMED_TASKS)})" for name, ids in self.broken.items()
+            f"{name}: {len(ids):,} rows (task {some_of(ids, MAX_NAMED_TASKS)})" for name, ids in self.broken.items()
         )
         raise CheckFailed(
             f"Tasks that break rules stay in the database ({rules}). Correct or delete them, or archive them as they "
@@ -199,7 +199,7 @@ class ArchiveRun:
         self.context.progress(name, self.done["tasks"], 0)
 
 
-def named(found: Sequence[object], most: int) -> str:
+def some_of(found: Sequence[object], most: int) -> str:
     """Return the first of these as text."""
     return ", ".join([*map(str, found[:most]), *["…"][: len(found) > most]])
 
@@ -298,7 +298,7 @@ def per_second(text: str) -> float:
     return parsed(float, text, "a number of tasks per second above 0", lambda rate: rate > 0)
 
 
-def chosen(tasks: DataFrame, options: Options) -> DataFrame:
+def chosen_tasks(tasks: DataFrame, options: Options) -> DataFrame:
     """Return the archived tasks by queue, status, reference, day of their finish, and the user's SQL."""
     for column, name in (("queue_name", "queue"), ("status", "status"), ("reference_number", "reference")):
         if options[name]:
@@ -307,7 +307,7 @@ def chosen(tasks: DataFrame, options: Options) -> DataFrame:
         tasks = tasks.filter(F.col("finished_date") >= F.lit(options["since"]))
     if options["until"]:
         tasks = tasks.filter(F.col("finished_date") <= F.lit(options["until"]))
-    tasks = only(tasks, options["where"])
+    tasks = rows_where(tasks, options["where"])
     if options["limit"]:
         tasks = tasks.orderBy("finish_time", "location", "id").limit(options["limit"])
     return tasks
@@ -374,7 +374,7 @@ class Replay(Job):
         archived = read_lake(
             context.spark, context.need_lake(), database=database, since=options["since"], damaged=context.damaged
         )
-        new = as_new(chosen(archived, options), options["to"], options["rate"]).cache()
+        new = as_new(chosen_tasks(archived, options), options["to"], options["rate"]).cache()
         try:
             number = new.count()
             names = new.select(F.concat_ws("/", "queue", "reference")).orderBy("queue", "reference")

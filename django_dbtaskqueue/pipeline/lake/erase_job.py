@@ -24,7 +24,7 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, Pipe
 from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
 from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake, writing
-from django_dbtaskqueue.pipeline.lake.archive_jobs import named, task_ids
+from django_dbtaskqueue.pipeline.lake.archive_jobs import some_of, task_ids
 from django_dbtaskqueue.pipeline.lake.export import Batches, Export, remove_out_of_date
 from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
@@ -77,7 +77,7 @@ class Erase(Job):
         if proof.get("files_not_deleted"):
             faults.append("The lake has files of killed runs that are younger than a day. Run it again later.")
         if unknown:
-            names = named([*map(repr, unknown)], MAX_NAMED)
+            names = some_of([*map(repr, unknown)], MAX_NAMED)
             reason = f"Nothing has {len(unknown):,} of these references: {names}"
             faults.append(f"{reason}. They were erased before, or are written another way.")
         if faults:
@@ -193,7 +193,7 @@ class Erasure:
             (needed, "are waited for by others. Wait for these to end"),
         ):
             if refused:
-                tasks = f"{len(refused):,} of these tasks (task {named(refused, MAX_NAMED)})"
+                tasks = f"{len(refused):,} of these tasks (task {some_of(refused, MAX_NAMED)})"
                 raise PipelineError(f"{tasks} {reason}, then run erase again. Nothing was removed.")
 
     def performed(self, before: Found, facts: Result) -> Result:
@@ -211,7 +211,7 @@ class Erasure:
             remove_out_of_date(self.lake)  # summaries have messages and the beginnings of references
         self.context.progress("vacuuming", 0, 0)
         vacuumed = self._vacuum()
-        deleted, unreferenced = purge(self.lake) if self.lake else (0, 0)
+        deleted, unreferenced = delete_replaced(self.lake) if self.lake else (0, 0)
         proof = {
             **facts, "after": self.found(before.keys).counts, "files_rewritten": rewritten, "files_deleted": deleted,
             "files_not_deleted": unreferenced, "database_vacuumed": vacuumed, "audit_entry": audit,
@@ -261,7 +261,7 @@ class Erasure:
         return not warnings
 
 
-def purge(lake: Lake) -> tuple[int, int]:
+def delete_replaced(lake: Lake) -> tuple[int, int]:
     """Delete the replaced files of the lake at once, and other files that do not count once they are a day old.
 
     Returns how many files were deleted, and how many do not count and are younger. Readers of older versions fail.

@@ -362,7 +362,7 @@ def chunked(items: Iterable[Item], size: Callable[[Item], int], most: int) -> It
         yield chunk
 
 
-def tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def bounded_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield rows as tables of bounded size."""
     return map(pa.Table.from_batches, chunked(batches, attrgetter("nbytes"), MAX_TABLE_BYTES))
 
@@ -373,7 +373,7 @@ def write_slices(
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """For ``mapInArrow`` over numbers of slices: write the tasks of a batch, and their attempts, slice by slice."""
     for number in (one for batch in numbers for one in batch.column(0).to_pylist()):
-        for index, rows in enumerate(tables(tasks.read(Slice(*slices[number])))):
+        for index, rows in enumerate(bounded_tables(tasks.read(Slice(*slices[number])))):
             ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
             old = rows.filter(pc.less(ended, pa.scalar(cutoff, pa.timestamp("us", "UTC"))))
             if old.num_rows:
@@ -394,7 +394,7 @@ def _attempts_of(found: pa.Table, tasks: Selection) -> pa.Table:
 
 def write_finished(export: Export, location: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow`` over finished tasks: write them as the lake's ``finished``."""
-    for index, rows in enumerate(tables(batches)):
+    for index, rows in enumerate(bounded_tables(batches)):
         if rows.num_rows:
             tasks = lake_tasks(rows, location)
             yield from described(export.write("finished", tasks, f"{task_attempt_id()}-{index}"))

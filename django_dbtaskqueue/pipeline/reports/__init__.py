@@ -63,7 +63,7 @@ def start_of_period(text: str) -> datetime | timedelta:
     with suppress(ValueError):
         return parse_length(text, needs_unit=True)
     with suppress(ValueError):
-        return jobs.moment(text)
+        return jobs.utc_moment(text)
     raise ValueError(f'{text!r} is neither a time, as 2026-01-31, nor a duration, as "30d"')
 
 
@@ -71,7 +71,7 @@ PERIOD_ARGUMENTS = (
     jobs.Argument(
         "since", "from this time (2026-01-31), or this long before the end (30d). Default: all", start_of_period
     ),
-    jobs.Argument("until", "up to this time. Default: now", jobs.moment),
+    jobs.Argument("until", "up to this time. Default: now", jobs.utc_moment),
     jobs.Argument("queue", "only this queue", many=True),
 )
 OUTPUT_ARGUMENTS = (
@@ -81,7 +81,7 @@ OUTPUT_ARGUMENTS = (
 
 
 @contextmanager
-def read(
+def rows_in(
     context: jobs.Context, period: Period, kept: KeptDays | None = None, **wanted: Sequence[str]
 ) -> Iterator[list[DataFrame]]:
     """Yield the ``wanted`` columns of ``tasks`` and ``attempts``: each row once that had not ended before the period.
@@ -135,10 +135,10 @@ def _live(
 ) -> DataFrame:
     """Return these tables; what is too large for this process, as Spark reads it."""
     if few:  # one partition: Spark need not move the rows between its tasks
-        return frame_of(context.spark, held, schema_of(SOURCES[table][0], columns)).coalesce(1)
+        return spark_frame(context.spark, held, schema_of(SOURCES[table][0], columns)).coalesce(1)
     snapshot = context.state.snapshot if context.state else None
     frames = [
-        frame_of(context.spark, [rows], schema_of(name, columns))
+        spark_frame(context.spark, [rows], schema_of(name, columns))
         if rows is not None
         else read_tasks(context.spark, context.need_database(), columns, name, snapshot=snapshot)
         for name, rows in zip(SOURCES[table], held, strict=True)
@@ -146,7 +146,7 @@ def _live(
     return reduce(DataFrame.unionByName, frames)
 
 
-def frame_of(spark: SparkSession, tables: Iterable[pa.Table | None], schema: StructType) -> DataFrame:
+def spark_frame(spark: SparkSession, tables: Iterable[pa.Table | None], schema: StructType) -> DataFrame:
     """Return these columns of tables for Spark, which reads no further than to an empty chunk of a table."""
     wanted = arrow_schema(schema)
     found = [one.select(wanted.names).cast(wanted) for one in tables if one is not None]
@@ -176,7 +176,7 @@ def _chosen(frame: DataFrame, context: jobs.Context, period: Period) -> DataFram
 def raise_no_tasks(context: jobs.Context, period: Period) -> None:
     """Raise the error of a job that found no task: the queue is unknown, or the period has no task."""
     everything = replace(context, options={}, damaged=[])
-    with read(everything, Period(None, period.until), tasks=["queue_name", "finish_time"]) as (names,):
+    with rows_in(everything, Period(None, period.until), tasks=["queue_name", "finish_time"]) as (names,):
         known = sorted(row["queue_name"] for row in names.select("queue_name").distinct().collect())
     for queue in context.options.get("queue") or ():
         if known and queue not in known:

@@ -223,7 +223,7 @@ class Forecast(reports.ReportJob):
         unusual = [one for queue in queues for one in _unusual_hours(rows, queue, options["threshold"], zone)]
         unusual = sorted(unusual, key=lambda one: -abs(one.score))[:MAX_ANOMALIES]
         figures: reports.Figures = {
-            "summary": sentence(stretches, found, have=have, slots=slots, options=options),
+            "summary": advice(stretches, found, have=have, slots=slots, options=options),
             "time_zone": str(zone),
             "target_wait": target.wait,
             "share": target.share,
@@ -258,7 +258,7 @@ class Forecast(reports.ReportJob):
 
 def observed(context: Context, period: Period, kept: KeptDays) -> tuple[reports.Rows, Service, float]:
     """Return the levels by queue and hour, how long an attempt runs, and the unevenness of arrivals. Raises NoTasks."""
-    with reports.read(context, period, kept, tasks=T.TIMED_COLUMNS) as (found,):
+    with reports.rows_in(context, period, kept, tasks=T.TIMED_COLUMNS) as (found,):
         tasks = T.as_of(found, period.until).persist()
         sums = T.hour_parts(tasks).persist()
         rest = TaskRows(tasks, None, sums)
@@ -320,9 +320,7 @@ def _unusual_hours(rows: reports.Rows, queue: str, threshold: float, zone: tzinf
         yield from anomalies(queue, measure, values, least=least, threshold=threshold, zone=zone)
 
 
-def sentence(
-    stretches: Sequence[Stretch], found: Sequence[Need], *, have: int, slots: int, options: reports.Row
-) -> str:
+def advice(stretches: Sequence[Stretch], found: Sequence[Need], *, have: int, slots: int, options: reports.Row) -> str:
     """Return what is to be done, in one sentence."""
     goal = f"to keep {options['share'] * 100:g} % of the waits within {format_duration(options['target_wait'])}"
     if stretches:

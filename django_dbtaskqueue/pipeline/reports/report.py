@@ -58,13 +58,13 @@ class Report(reports.ReportJob):
         """Return the report. Raises the errors of unreadable sources, and NoTasks when there is none."""
         kept = KeptDays(context, period, context.options["objective"])
         columns = {"tasks": T.REPORT_COLUMNS, "attempts": T.ATTEMPT_COLUMNS}
-        with reports.read(context, period, kept, **columns) as (found, failed):
+        with reports.rows_in(context, period, kept, **columns) as (found, failed):
             tasks, attempts = T.as_of(found, period.until), failed.where(F.col("finish_time") < F.lit(period.until))
             tables = _computed(context, period, kept, tasks, attempts)
             step = ONE_HOUR
             times = pc.min_max(tables["levels"]["hour"]).as_py()
             if times["max"] - times["min"] < timedelta(seconds=FINE_STEPS_S[-1] * MAX_CHART_STEPS):
-                every = reports.read(context, period, tasks=T.TIMED_COLUMNS) if kept.files else nullcontext([tasks])
+                every = reports.rows_in(context, period, tasks=T.TIMED_COLUMNS) if kept.files else nullcontext([tasks])
                 with every as (found,):
                     charts, step = _charts(context, period, T.as_of(found, period.until))
                 tables |= charts
@@ -162,7 +162,7 @@ def report_of(tables: reports.Tables, top: int, shortest: timedelta) -> reports.
         "retry_waste": _most(rows["retry_waste"], top, "wasted_seconds"),
         "over_time": over_time(levels, backlog, {row["queue"]: row["allowed"] for row in rows["budgets"]}, shortest),
     }
-    return {"summary": summary(found), **found}
+    return {"summary": summary_text(found), **found}
 
 
 def _most(rows: reports.Rows, top: int, *by: str) -> reports.Rows:
@@ -173,7 +173,7 @@ def _spent(row: reports.Row) -> float:
     return float("inf") if row["spent"] is None else row["spent"]
 
 
-def summary(found: reports.Figures) -> str:
+def summary_text(found: reports.Figures) -> str:
     """Return the report in three sentences."""
     total = found["everything"]
     rate = "none" if total["success_rate"] is None else percent(total["success_rate"])

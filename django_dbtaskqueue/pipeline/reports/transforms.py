@@ -32,7 +32,7 @@ MAX_REFERENCE_PREFIX_CHARS = 60  # the reference up to its first digit tells the
 MIN_ENDED_TASKS = 3  # fewer ended tasks of one kind do not prove that it never succeeds
 
 
-def normalised(message: Column) -> Column:
+def normalised_column(message: Column) -> Column:
     """Return a message in one line, with what varies from case to case replaced as in the tasks' failure groups."""
     message = F.regexp_replace(message, r"\s+", " ")
     for pattern, placeholder in VARYING_PATTERNS:
@@ -57,7 +57,7 @@ def failure_clusters(tasks: DataFrame, attempts: DataFrame, *by: str) -> DataFra
     given_up = tasks.where(F.col("status").isin(str(ERROR), str(POISON)))
     ended = failures(given_up, F.coalesce("process_result", nothing), 1)
     failed = failures(attempts, F.concat_ws(": ", F.nullif(kind, nothing), F.nullif("message", nothing)), 0)
-    message = F.when(F.col("text") == "", "(no message)").otherwise(normalised(F.col("text")))
+    message = F.when(F.col("text") == "", "(no message)").otherwise(normalised_column(F.col("text")))
     return ended.unionByName(failed).groupBy(*by, "queue", message.alias("message")).agg(
         F.sum("ended").alias("tasks_ended"), F.sum(1 - F.col("ended")).alias("attempts_failed"),
         F.min("time").alias("first"), F.max("time").alias("last"), F.max("text").alias("example"),

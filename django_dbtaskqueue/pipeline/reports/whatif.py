@@ -144,7 +144,7 @@ class WhatIf(reports.ReportJob):
         before, after = waits["now"]["p95"], waits["then"]["p95"]
         word = "shorter" if after < before else "longer" if after > before else "the same"
         sentence = f"95 % of the tasks would have waited at most {seconds(after)} instead of {seconds(before)}"
-        times, waits_now = zip(*over_time(now), strict=True)
+        times, waits_now = zip(*waits_over_time(now), strict=True)
         figures = {
             "summary": f"{sentence}: {word}.{advice.kept(then) if advice else ''}",
             "tasks": len(now),
@@ -154,7 +154,7 @@ class WhatIf(reports.ReportJob):
             "over_time": {
                 "times": [datetime.fromtimestamp(time, UTC) for time in times],
                 "now": waits_now,
-                "then": [wait for _, wait in over_time(then)],
+                "then": [wait for _, wait in waits_over_time(then)],
             },
             "curve": {name: quantiles(served, PERCENT_STEPS) for name, served in (("now", now), ("then", then))},
         }
@@ -170,7 +170,7 @@ class WhatIf(reports.ReportJob):
 def tasks(context: Context, period: Period) -> reports.Rows:
     """Return the tasks that ran and ended, in the order of their arrival; times are in seconds since 1970."""
     context.progress("reading tasks", 0, 0)
-    with reports.read(context, period, tasks=REPLAY_COLUMNS) as (found,):
+    with reports.rows_in(context, period, tasks=REPLAY_COLUMNS) as (found,):
         timed = T.measured(T.as_of(found, period.until), "priority", "start_time")
         times = {"created": F.col("created"), "started": F.unix_micros("start_time"), "ended": F.col("ended")}
         chosen = timed.where("ended IS NOT NULL AND start_time IS NOT NULL").select(
@@ -263,7 +263,7 @@ def most_at_once(spans: Sequence[tuple[float, float]]) -> int:
     return max([1, *accumulate(change for _, change in changes)])
 
 
-def over_time(served: Sequence[Served]) -> Iterator[tuple[float, float]]:
+def waits_over_time(served: Sequence[Served]) -> Iterator[tuple[float, float]]:
     """Yield (time, p95 of the wait) for each of the equal steps of time in which tasks arrived."""
     width = max((served[-1].arrival - served[0].arrival) / WAIT_CHART_STEPS, 1.0)
     for step, group in groupby(served, key=lambda one: int((one.arrival - served[0].arrival) / width)):

@@ -117,7 +117,7 @@ class Enqueue(Job):
         if options["queue"] is None and "queue" not in dict(options["map"]):
             raise JobOptionError("--queue", "which queue? Give --queue NAME, or --map queue=COLUMN")
         refuse_unknown_queue("--queue", options)
-        return written(context, mapped(read(context), dict(options["map"])))
+        return enqueue_chunks(context, mapped(read_input(context), dict(options["map"])))
 
 
 def refuse_unknown_queue(flag: str, options: Options) -> None:
@@ -139,13 +139,13 @@ def guarded(context: Context) -> Options:
     }
 
 
-def read(context: Context) -> DataFrame:
+def read_input(context: Context) -> DataFrame:
     """Return the input. Raises JobOptionError if it does not exist."""
     options, spark = context.options, context.spark
     if bool(options["input"]) == bool(options["table"]):
         raise JobOptionError("--input", "give either files with --input, or a table with --table")
     if options["table"]:
-        return only(spark.table(options["table"]), options["where"])
+        return rows_where(spark.table(options["table"]), options["where"])
     files = Files.of(options["input"], options["format"], dict(options["option"]))
     frame = files.frame(spark)
     if options["where"] or {value for _, value in options["map"]} != {"*"}:  # a column for each key
@@ -153,10 +153,10 @@ def read(context: Context) -> DataFrame:
         if not files.columns:
             schema = spark.read.json(frame.select(f"{ROW}.text").na.drop()).schema
         frame = frame.select(F.from_json(f"{ROW}.text", schema).alias(ROW_KEYS), ROW).select(f"{ROW_KEYS}.*", ROW)
-    return only(frame, options["where"])
+    return rows_where(frame, options["where"])
 
 
-def only(frame: DataFrame, where: str | None) -> DataFrame:
+def rows_where(frame: DataFrame, where: str | None) -> DataFrame:
     """Return the rows for which this SQL is true (None: all), and those that were not read. Raises JobOptionError."""
     unread = F.col(f"{ROW}.fault").isNotNull() if ROW in frame.columns else F.lit(False)
     try:
@@ -245,7 +245,7 @@ def _short(error: Exception) -> str:
     return str(error).split(" SQLSTATE")[0].splitlines()[0].rstrip(".")
 
 
-def written(context: Context, tasks: DataFrame) -> Result:
+def enqueue_chunks(context: Context, tasks: DataFrame) -> Result:
     """Enqueue all chunks, at most at the rate, and return the counts."""
     options, database = context.options, context.need_database()
     load = Load.of(context, tasks) if options["resume"] else None

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import Job, Objective, as_json
+from django_dbtaskqueue.pipeline.jobs import Job, Objective, result_json
 from django_dbtaskqueue.pipeline.lake import LAKE_ATTEMPTS, LAKE_TASKS, DataFile, Lake
-from django_dbtaskqueue.pipeline.lake.erase_job import purge
+from django_dbtaskqueue.pipeline.lake.erase_job import delete_replaced
 from django_dbtaskqueue.pipeline.lake.export import Export, key_of, remove_out_of_date
 from django_dbtaskqueue.pipeline.reports import MAX_FEW_LAKE_BYTES
 from django_dbtaskqueue.pipeline.reports.forecast import Forecast
@@ -90,7 +90,7 @@ def figures(job: type[Job], spark: SparkSession, lake: Path | str, **options: An
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Whether two results have the same figures; sums of floats may differ in their last digits."""
     one, other = (
-        json.loads(as_json({**figures, **ASIDE}), parse_float=lambda digits: f"{float(digits):.9g}")
+        json.loads(result_json({**figures, **ASIDE}), parse_float=lambda digits: f"{float(digits):.9g}")
         for figures in (found, expected)
     )
     return bool(one == other)
@@ -205,7 +205,7 @@ def test_erase_deletes_the_summaries_of_the_days_it_changes(folder: Path) -> Non
     changed, other = kept
     lake.commit("tasks", (), [one for one in lake.files("tasks") if one.day == changed.day])
     remove_out_of_date(lake)
-    purge(lake)
+    delete_replaced(lake)
     assert lake.files("summaries") == [other] and not Path(lake.path(changed)).exists()
 
 

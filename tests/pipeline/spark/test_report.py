@@ -19,7 +19,7 @@ from django_dbtaskqueue.models import Attempt, PipelineReport, TaskHistory
 from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline import reports, source
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import Job, Objective, as_json
+from django_dbtaskqueue.pipeline.jobs import Job, Objective, result_json
 from django_dbtaskqueue.pipeline.reports.quality import Check
 from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.source import few_tasks, schema_of
@@ -142,7 +142,7 @@ def test_few_and_many_have_equal_figures(spark: SparkSession, pg: Database, tmp_
 
 def test_an_empty_chunk_of_few_rows_hides_none_after_it(spark: SparkSession) -> None:
     chunks = [pa.table({"id": pa.array(ids, pa.int64())}) for ids in ([1, 2], [], [3])]
-    found = reports.frame_of(spark, [pa.concat_tables(chunks)], schema_of("task", ["id"]))
+    found = reports.spark_frame(spark, [pa.concat_tables(chunks)], schema_of("task", ["id"]))
     assert sorted(row.id for row in found.collect()) == [1, 2, 3]
 
 
@@ -164,7 +164,7 @@ def test_a_short_span_has_short_steps(spark: SparkSession, sqlite: Database, ste
     assert charts["times"][1] - charts["times"][0] == step
     assert (len(charts["times"]), sum(charts["completed"])) == (2 * apart // step + (1 if step.seconds == 60 else 2), 3)
     assert max(one for one in charts["backlog"][0]["values"]) <= 1 and found["everything"]["arrived"] == 3
-    assert "2026-01-05 00:00" in html_file("report", json.loads(as_json(found)))
+    assert "2026-01-05 00:00" in html_file("report", json.loads(result_json(found)))
 
 
 @pytest.mark.usefixtures("spark", "sqlite")

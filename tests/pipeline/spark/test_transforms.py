@@ -153,7 +153,7 @@ SAME_KIND = [
 
 def test_what_differs_between_two_of_a_kind_is_left_out(spark: SparkSession) -> None:
     said = spark.createDataFrame(SAME_KIND, "one string, other string")
-    kinds = said.select(*(transforms.normalised(said[name]).alias(name) for name in said.columns)).collect()
+    kinds = said.select(*(transforms.normalised_column(said[name]).alias(name) for name in said.columns)).collect()
     assert [row for row in kinds if row.one != row.other] == []
     assert len({row.one for row in kinds}) == len(SAME_KIND)
 
