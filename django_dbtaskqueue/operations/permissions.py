@@ -86,7 +86,7 @@ CONTROL_POLLERS = Verb(
     "control_poller",
 )  # fmt: skip
 ENQUEUE_COPY = Verb(
-    "enqueue_copy_of", gettext_lazy("Enqueue again as new"),
+    "enqueue_again", gettext_lazy("Enqueue again as new"),
     gettext_lazy("A new task is enqueued with the same queue, payload, priority, group, tag, lease, time to live and "
                  "budget of attempts, and without a reference. The old task stays as it is. The processor runs again, "
                  "with all its effects."),
