@@ -35,8 +35,8 @@ MAX_HEAT_LEVEL = 9
 Figures = Mapping[str, Any]
 
 register = Library()
-for form in (thousands, percent, seconds):
-    register.filter(form)
+for name, form in (("number", thousands), ("percent", percent), ("seconds", seconds)):
+    register.filter(name, form)
 
 
 @register.filter

@@ -135,7 +135,7 @@ def test_a_connection_that_dies_in_a_chunk_leaves_nothing_of_it(monkeypatch: pyt
         raise OperationalError("server closed the connection unexpectedly")
 
     with monkeypatch.context() as patch, pytest.raises(OperationalError):
-        patch.setattr(actions, "change", dies)
+        patch.setattr(actions, "change_tasks", dies)
         bulk.turn("default")
     assert (of(operation).cursor, operation.changed, operation.state) == (cursor, 2, RUNNING)
     assert Task.objects.filter(status="ERROR").count() == 3
