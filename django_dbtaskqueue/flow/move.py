@@ -162,6 +162,8 @@ def set_back(
             base_rows(tasks).bulk_update(rows, names, batch_size=ROWS_PER_PUT_BACK)
             dependencies.let_go_if_ended(_session(tasks), [row.pk for row in rows if row.parked_by == PARENTS])
         _count(tasks, "put_back", [(row.pk, row.queue, row.group_key, row.status) for row in rows])
+    for queue in {row.queue for row in rows if row.status == CREATED}:
+        notify.wake_after_commit(transaction.get_connection(tasks.db), queue)
     return rows
 
 

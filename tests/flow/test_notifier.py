@@ -19,9 +19,10 @@ from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import MIN_STATEMENTS_TO_PREPARE
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations import queue_control
+from django_dbtaskqueue.operations import bulk, queue_control
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
+from tests.operations.site import work
 from tests.support import PATIENCE, alias_beside, until
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
@@ -104,6 +105,16 @@ def test_verbs_that_make_tasks_ready_wake_and_others_do_not(alias: str, heard: l
     tasks.kick(5)
     tasks.release_all()
     assert heard == ["parcels", "lost parcels", "parcels"], "pollers look whether they hold what was released"
+
+
+def test_tasks_that_are_put_back_wake(alias: str, heard: list[str]) -> None:
+    make_task(using=alias)
+    cancelled = bulk.start("cancel", "queue:parcels", None, using=alias)
+    work(alias)
+    assert heard == []
+    bulk.put_back(cancelled.pk, None, using=alias)
+    work(alias)
+    assert heard == ["parcels"]
 
 
 def test_a_task_that_a_consumer_gives_back_and_a_queue_that_is_resumed_wake(alias: str, heard: list[str]) -> None:
