@@ -34,10 +34,17 @@ from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.models.tasks import TERMINAL_VALUES
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.explain import explain
-from django_dbtaskqueue.operations.permissions import CONTROL_POLLERS, Actor, Verb, check_cancel, check_may, narrow
+from django_dbtaskqueue.operations.permissions import (
+    CONTROL_POLLERS,
+    Actor,
+    Verb,
+    check_cancel,
+    check_may,
+    label_of,
+    narrow,
+)  # fmt: skip
 from django_dbtaskqueue.operations.queue_stats import WINDOWS, new_releases, stats_of_groups
 from django_dbtaskqueue.operations.report_page import content_policy, html_file, report_body
-from django_dbtaskqueue.operations.schedules import SCHEDULE_VERBS
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.search.query import since
 from django_dbtaskqueue.operations.serializers import is_storable, message_of, short_error, with_errors
@@ -66,11 +73,6 @@ class BulkFilter(FilterSet):
         label=gettext_lazy("State"), choices=control.STATES, empty_label=gettext_lazy("any")
     )
     actor = django_filters.CharFilter(label=gettext_lazy("Who"))
-
-
-def verb_label(name: str) -> str:
-    verb = {**VERBS, **SCHEDULE_VERBS, PUT_BACK.name: PUT_BACK}.get(name)
-    return str(verb.label) if verb else name
 
 
 class SearchedAdmin(ListAdmin):
@@ -121,7 +123,7 @@ class BulkOperationAdmin(SearchedAdmin):
         may = str(row.options.get("verb", row.verb)) in VERBS and can_cancel(row, viewer(request))
         no_undo = "" if row.state in control.UNFINISHED else bulk.why_not_put_back(row)
         return {
-            "title": f"{verb_label(row.verb)}: {row.explained}",
+            "title": f"{label_of(row.verb)}: {row.explained}",
             "unfinished": may and row.state in control.UNFINISHED,
             "may_put_back": may and row.state not in control.UNFINISHED and not no_undo,
             "no_undo": no_undo,
@@ -130,7 +132,7 @@ class BulkOperationAdmin(SearchedAdmin):
         }
 
     what = cells.column(
-        gettext_lazy("what"), lambda row: format_html("{} <code>{}</code>", verb_label(row.verb), row.explained)
+        gettext_lazy("what"), lambda row: format_html("{} <code>{}</code>", label_of(row.verb), row.explained)
     )
     ordered = cells.age_column(gettext_lazy("ordered"), "create_time")
     ended = cells.age_column(gettext_lazy("ended"), "finish_time")
@@ -171,7 +173,7 @@ class AuditEntryAdmin(SearchedAdmin):
         return {"title": f"{row.actor}: {self.what(row)} {row.explained or row.queue}", "boxes": boxes}
 
     when = cells.age_column(gettext_lazy("when"), "time")
-    what = cells.column(gettext_lazy("verb"), lambda entry: entry.details.get("action") or verb_label(entry.verb))
+    what = cells.column(gettext_lazy("verb"), lambda entry: entry.details.get("action") or label_of(entry.verb))
     changed_tasks = cells.number_column(gettext_lazy("changed"), "changed")
     skipped_tasks = cells.number_column(gettext_lazy("skipped"), "skipped")
     details_box = cells.box_column(gettext_lazy("details"), "details", lambda details: cells.json_box(details or None))

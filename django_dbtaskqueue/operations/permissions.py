@@ -30,6 +30,7 @@ from django_dbtaskqueue.operations.search.values import Text as Text
 
 APP = "dbtaskqueue"
 REASON_MAX_LENGTH = 500  # characters
+LABELS: dict[str, Text] = {}  # of all verbs, by name
 V = TypeVar("V", bound="Verb")
 
 
@@ -52,6 +53,14 @@ class Verb:
     done: Text  # "%(number)s tasks reprocessed"
     permission: str  # codename of the permission it needs
     needs_reason: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        LABELS[self.name] = self.label
+
+
+def label_of(verb: str) -> str:
+    """Return the label of a verb by its name; of one that this release does not know, its name."""
+    return str(LABELS.get(verb, verb))
 
 
 def by_name(*verbs: V) -> Mapping[str, V]:

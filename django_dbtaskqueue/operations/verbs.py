@@ -189,6 +189,7 @@ class TaskVerb(Verb):
     deletes: bool = field(init=False)  # the tasks leave the table
 
     def __post_init__(self) -> None:
+        permissions.Verb.__post_init__(self)
         edge = BY_VERB[self.edge or self.name]
         for name, value in (
             ("permission", self.permission or f"{self.name}_task"),

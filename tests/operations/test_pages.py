@@ -172,7 +172,7 @@ def test_what_did_not_change_is_not_sent_again_and_what_is_is_the_part_of_the_pa
     pause(QUEUE, "default", by="ada")
     Task.objects.filter(pk=task.pk).reprocess()
     Poller.objects.update(held=7)
-    AuditEntry.objects.create(actor="ada", verb="resume")
+    AuditEntry.objects.create(actor="ada", verb="cancel_batch")
     assert live(op, url, first.headers["ETag"]).status_code == 200
 
 
