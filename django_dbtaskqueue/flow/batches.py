@@ -17,7 +17,7 @@ from django_dbtaskqueue.core.json import is_name
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
 from django_dbtaskqueue.db.session import Session, checked_alias, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
-from django_dbtaskqueue.flow.dependencies import Members, attach, by_table, members
+from django_dbtaskqueue.flow.dependencies import Members, TaskKey, attach, by_table, members
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import Batch, Hold, Task
 
@@ -31,6 +31,7 @@ class BatchHandle:
         self.row, self.name, self.alias = row, row.name, alias
         self.callback: Task | None = None
         self.queues: Sequence[str] | None = None  # acts change tasks of these only
+        self.steps: dict[str, Task] = {}  # of a workflow
 
     @property
     def id(self) -> int | None:
@@ -94,7 +95,9 @@ class BatchHandle:
             attach(session, inside.edges, inside.policies)
         if on_complete is not None:
             options = {"queue": on_complete} if isinstance(on_complete, str) else dict(on_complete)
-            self.callback = enqueue(**options, after=keys, on_parent_failure="run", using=self.alias)
+            steps = {name: TaskKey(task._meta.label_lower, task.pk) for name, task in self.steps.items()}
+            named = {name: key for name, key in steps.items() if key in inside.keys}
+            self.callback = enqueue(**options, after=named or keys, on_parent_failure="run", using=self.alias)
             row.callback_location, row.callback_id = self.callback._meta.label_lower, self.callback.pk
             row.save(using=self.alias, update_fields=["callback_location", "callback_id"])
         if outer is not None:
@@ -137,7 +140,7 @@ def chain(*steps: Mapping[str, Any], on_parent_failure: str = "hold", using: str
 class Workflow:
     """Tasks with names, of which each says by name which ones it waits for. It is stored as a batch.
 
-    Nothing is written before ``enqueue``, which refuses unknown names and cycles.
+    The task of ``on_complete`` has all of them as its parents, by name. Nothing is written before ``enqueue``, which refuses unknown names and cycles.
     """
 
     def __init__(self, name: str, *, on_complete: OnComplete | None = None, using: str | None = None) -> None:
@@ -154,8 +157,8 @@ class Workflow:
 
     def enqueue(self) -> tuple[BatchHandle, dict[str, Task]]:
         """Enqueue all tasks in one transaction; return their batch, and the tasks by their names."""
-        tasks: dict[str, Task] = {}
         with batch(self.name, on_complete=self._on_complete, using=self._using) as handle:
+            tasks = handle.steps
             for name in self._order():
                 parents, call = self._steps[name]
                 tasks[name] = call(after={parent: tasks[parent] for parent in parents} or None)

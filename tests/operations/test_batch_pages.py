@@ -70,7 +70,7 @@ def test_a_batch_that_is_too_large_says_so(op: Client, monkeypatch: Any) -> None
 
 
 def test_a_large_workflow_has_names_shares_boxes_and_begins_with_what_failed(op: Client) -> None:
-    flow = Workflow("import").add("fetch", "letters")
+    flow = Workflow("import", on_complete="letters").add("fetch", "letters")
     shards = [f"shard {n:03}" for n in range(40)]
     for name in shards:
         flow.add(name, "parcels", f"r-{name}", after="fetch")
@@ -81,9 +81,10 @@ def test_a_large_workflow_has_names_shares_boxes_and_begins_with_what_failed(op:
         take().fail("broken") if name in shards[7:9] else take().complete()
     html = page_of(op, handle.id)
     found = [unescape(name) for name in re.findall(r'<th scope="row"><a href="[^"]*">(.*?)</a>', html)]
-    assert found[:3] == ["shard 007", "shard 008", "fetch"] and len(found) == 5
+    assert found[:3] == ["shard 007", "shard 008", "fetch"] and len(found) == 6
     assert found[3].startswith("38 ") and found[3].endswith(" shard …")
-    assert html.count("<rect ") == 5 and len(re.findall(r"<path d=.M[\d.,]+ C", html)) == 6
+    assert found[4] == "merge", "the task at the end knows what else nobody waits for"
+    assert html.count("<rect ") == 6 and len(re.findall(r"<path d=.M[\d.,]+ C", html)) == 7
     assert f"?q=batch%3A{handle.id}+queue%3Aparcels+status%3ACOMPLETED" in html
     assert f"/task/{tasks['shard 007'].pk}/change/" in html
 
