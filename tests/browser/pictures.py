@@ -180,7 +180,7 @@ def main() -> None:
                         open_page(page, admin, name)
                         shoot(page, given.folder / f"admin-{name}-{theme}{mark}.webp")
 
-        shop = ("overview", "batch", *FEATURES)
+        shop = ("overview", "failures", "batch", *FEATURES)
         take(admin, [name for name in (*LISTS, *ROWS, "confirm") if name not in shop])
         with features() as admin:
             take(admin, shop)
