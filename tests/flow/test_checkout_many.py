@@ -5,7 +5,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 
+from django_dbtaskqueue import enqueue_many
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, move
 from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, Scan, ScanCursor, take_rows
@@ -208,3 +211,28 @@ def test_where_nothing_is_parked_one_statement_looks_for_it(django_assert_num_qu
         assert move.unpark(Session.on("default"), "parcels", []) == 0
     make_task(parked_by="no handler for x", ready_time=None)
     assert move.unpark(Session.on("default"), "parcels", []) == 1
+
+
+@pytest.mark.parametrize("pollers", [1, 4, 12])
+def test_a_checkout_walks_what_others_took_since_its_own_last_one_and_no_more(pollers: int) -> None:
+    batch, turns, before, held = 50, 5, 0, dict[int, list[Lease]]()
+    cursors = [ScanCursor("parcels") for _ in range(pollers)]
+    enqueue_many("parcels", [{}] * (pollers * batch * (turns + 1)))
+    for turn in range(turns + 1):
+        before = before if turn > 1 else entries_walked()  # the first turn is full scans
+        for number, line in enumerate(cursors):
+            for lease in held.get(number, []):
+                lease.complete()
+            share = QueueShare(line, batch, port=SettlePort("default", Task))
+            held[number] = Checkout(Session.on("default"), f"p{number}", LEASE).take([share], batch)
+            assert len(held[number]) == batch
+            line.may_full_scan = line.next_full_scan = FUTURE
+    # A row that found its page full has two entries.
+    assert entries_walked() - before <= 1.2 * (pollers + 1) * pollers * batch * turns
+
+
+def entries_walked() -> int:
+    """Return how many entries of the ready order this transaction has read."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_get_xact_tuples_returned('dbtaskqueue_task_rdy'::regclass)")
+        return int(cursor.fetchone()[0])
