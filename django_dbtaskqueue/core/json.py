@@ -10,11 +10,12 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from json import encoder as json_encoder
-from typing import NoReturn, TypeAlias, TypeGuard
+from typing import Any, NoReturn, TypeAlias, TypeGuard
 
 from django_dbtaskqueue.core.exceptions import PayloadError
 from django_dbtaskqueue.core.masking import Unreadable
@@ -269,6 +270,19 @@ def loads(text: str | bytes) -> JSON:
         return value
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"not JSON ({error}): {short_repr(text)}", cannot="be read") from error
+
+
+def loads_exactly(text: str | bytes) -> Any:
+    """Return the value of JSON that a person or a program wrote; ``ValueError`` where a part of it would be lost."""
+    return json.loads(text, parse_constant=_refuse_number, parse_float=_finite, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
+        raise ValueError(f"the key {short_repr(twice)} occurs twice")
+    return found
 
 
 def _finite(text: str) -> float:

@@ -4,7 +4,6 @@ A document is a value, whose class names its keys, a row, whose columns a ``RowD
 ``TypedDict`` describes. Each key stands once, and the API describes itself by them.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -20,7 +19,7 @@ from django.utils.translation import gettext as _
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import Rate, parse_length
 from django_dbtaskqueue.core.exceptions import TaskQueueError, near_match
-from django_dbtaskqueue.core.json import is_storable as is_storable
+from django_dbtaskqueue.core.json import is_storable as is_storable, loads_exactly
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import COMPLETED
 from django_dbtaskqueue.core.unique import is_freed, kind_of
@@ -274,7 +273,7 @@ def json_object(body: bytes) -> dict[str, object]:
     if _depth(body) > MAX_BODY_DEPTH:
         raise BadInput("body", f"has lists and objects more than {MAX_BODY_DEPTH} deep.")
     try:
-        found = json.loads(body or b"{}")
+        found = loads_exactly(body or b"{}")
     except ValueError as error:
         raise BadInput("body", f"is not JSON: {error}") from None
     if not isinstance(found, dict):

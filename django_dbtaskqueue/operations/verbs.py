@@ -1,6 +1,5 @@
 """The operator's verbs as data, for the admin, the command line and the API. Their callers check permissions first."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -16,7 +15,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import OperationRefused, PayloadError
-from django_dbtaskqueue.core.json import dumps, is_name
+from django_dbtaskqueue.core.json import dumps, is_name, loads_exactly
 from django_dbtaskqueue.core.masking import MASKED, masked
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.db.session import aliases_of, model_for
@@ -93,7 +92,7 @@ def _priority(given: object) -> int:
 def json_of(text: str) -> Any:
     """Return the value of a JSON text; ``ValueError`` says where it is wrong."""
     try:
-        return json.loads(text)
+        return loads_exactly(text)
     except (RecursionError, ValueError) as error:
         raise ValueError(f"not JSON: {error}") from None
 

@@ -30,7 +30,7 @@ from pyspark.sql.types import DataType, DayTimeIntervalType, FractionalType, Str
 
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.durations import clock, parse_length
-from django_dbtaskqueue.core.exceptions import JobOptionError, PayloadError, PipelineError, near_match
+from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, parsed, write_whole
@@ -457,10 +457,10 @@ class Files:
             for number, line in enumerate(lines, 1):
                 if text := line.strip():
                     try:
-                        is_object = isinstance(json_payload.loads(text), dict)
+                        is_object = isinstance(json_payload.loads_exactly(text), dict)
                         reason = "" if is_object else "is not a JSON object. Write one in each line"
-                    except PayloadError as error:
-                        reason = error.reason
+                    except (ValueError, RecursionError) as error:
+                        reason = f"is not JSON: {error}"
                     yield number, text, text, reason
 
     def _text_lines(self, name: str) -> Iterator[Line]:
