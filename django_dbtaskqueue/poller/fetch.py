@@ -190,8 +190,8 @@ class Fetcher:
 
     # -- fetch -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, connections: ConnectionSet, queues: list[QueueState], asked: int) -> bool:
-        """Check out what was chosen and hand it to the executors; return whether there was as much as asked for."""
+    def poll(self, connections: ConnectionSet, queues: list[QueueState], asked: int) -> bool:
+        """Prepare and fetch what was chosen, and note what came; return whether there was as much as asked for."""
         wakes, ends = [queue.wakes for queue in queues], self._ends() if self.capacity.options.drain else None
         first = queues[0]
         try:
@@ -199,10 +199,7 @@ class Fetcher:
             if first.reply_lost and first.reserved == asked:
                 queue_state.release_unknown(session, first, self.instance, self._settler.held.copy())
             queue_state.prepare_checkout(session, first, self.queues.values(), self.instance)
-            if first.placement.one_limit:
-                shares = self._take(session, queues, asked)
-            else:
-                shares = [self._take_by_processor(session, first, asked)]
+            shares = self.fetch(session, queues, asked)
         except Exception:
             for queue in queues:
                 queue.reply_lost, queue.exhausted, queue.alone = True, False, queue.alone or len(queues) > 1
@@ -228,6 +225,12 @@ class Fetcher:
                 if share.reached:
                     self._note_drained(session, queue, len(share.taken), ends)
         return sum([len(share.taken) for share in shares]) == asked
+
+    def fetch(self, session: Session, queues: list[QueueState], asked: int) -> list[QueueShare]:
+        """Check out of queues and hand the tasks to the executors; return what each queue gave."""
+        if queues[0].placement.one_limit:
+            return self._take(session, queues, asked)
+        return [self._take_by_processor(session, queues[0], asked)]
 
     def _take_by_processor(self, session: Session, queue: QueueState, asked: int) -> QueueShare:
         """Take tasks so that no processor gets more than its free slots, and a full one does not block the others.

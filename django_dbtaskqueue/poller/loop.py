@@ -256,7 +256,7 @@ class Poller:
             self.fetcher.reserve(chosen[0], -chosen[1])
             return 0.0
         before = self.counts.started
-        if self.fetcher.fetch(connection_set, *chosen):
+        if self.fetcher.poll(connection_set, *chosen):
             self._wake_second.set()
         if self.counts.started > before:
             observe.of_poller("poller_executed", self, tasks=self.counts.started - before)

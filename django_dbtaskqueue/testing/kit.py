@@ -295,7 +295,7 @@ class InlinePoller:
             queue.cursors.clear()
         chosen = self._fetcher.choose()
         if chosen is not None:
-            self._fetcher.fetch(self.connections, *chosen)
+            self._fetcher.poll(self.connections, *chosen)
         return chosen is not None
 
     def work(self) -> list[Ran]:

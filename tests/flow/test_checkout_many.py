@@ -214,12 +214,12 @@ def test_where_nothing_is_parked_one_statement_looks_for_it(django_assert_num_qu
 
 
 @pytest.mark.parametrize("pollers", [1, 4, 12])
-def test_a_checkout_walks_what_others_took_since_its_own_last_one_and_no_more(pollers: int) -> None:
+def test_a_checkout_reads_what_others_took_since_its_own_last_one_and_no_more(pollers: int) -> None:
     batch, turns, before, held = 50, 5, 0, dict[int, list[Lease]]()
     cursors = [ScanCursor("parcels") for _ in range(pollers)]
     enqueue_many("parcels", [{}] * (pollers * batch * (turns + 1)))
     for turn in range(turns + 1):
-        before = before if turn > 1 else entries_walked()  # the first turn is full scans
+        before = before if turn > 1 else entries_read()  # the first turn is full scans
         for number, line in enumerate(cursors):
             for lease in held.get(number, []):
                 lease.complete()
@@ -228,10 +228,10 @@ def test_a_checkout_walks_what_others_took_since_its_own_last_one_and_no_more(po
             assert len(held[number]) == batch
             line.may_full_scan = line.next_full_scan = FUTURE
     # A row that found its page full has two entries.
-    assert entries_walked() - before <= 1.2 * (pollers + 1) * pollers * batch * turns
+    assert entries_read() - before <= 1.2 * (pollers + 1) * pollers * batch * turns
 
 
-def entries_walked() -> int:
+def entries_read() -> int:
     """Return how many entries of the ready order this transaction has read."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_stat_get_xact_tuples_returned('dbtaskqueue_task_rdy'::regclass)")
