@@ -158,7 +158,7 @@ def upper(number: int) -> float:
     return float(MIN_SECONDS * 10 ** (number / CLASSES_PER_DECADE))
 
 
-# The metrics that Prometheus gets are defined where they are filled: ``api.prometheus``, ``poller.process.probe_port``.
+# The metrics that Prometheus gets are defined where they are filled: ``api.prometheus``, ``poller.probe_port``.
 # The library ``prometheus-client`` is an extra: it is imported when metrics are read for the first time.
 
 # Every fourth class of the histograms, from 1 ms to 10,000 s: two buckets in each power of ten.

@@ -27,8 +27,8 @@ from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread, after_fork
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
+from django_dbtaskqueue.poller.lifetime import DRAIN, RUN, ShutdownRequest, run_to_end
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.process.lifetime import DRAIN, RUN, ShutdownRequest, run_to_end
 from django_dbtaskqueue.poller.queue_state import Options
 
 EXIT_TIMEOUT = timedelta(seconds=10)  # that running tasks get when the web process ends; servers kill after 30 s or so

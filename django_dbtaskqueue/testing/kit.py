@@ -35,8 +35,8 @@ from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.free_slots import Capacity, Executors
 from django_dbtaskqueue.poller.heartbeat import Heartbeat, ScheduleJob
 from django_dbtaskqueue.poller.held_leases import Settler
+from django_dbtaskqueue.poller.lifetime import threads_started
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.process.lifetime import threads_started
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
 from django_dbtaskqueue.pull.leases import seconds_until_due
 

@@ -316,7 +316,7 @@ def public_module(file: Path) -> ModuleType:
 def metrics(which: str) -> tuple[Row, Iterator[Row]]:
     """Return the metrics of the database, or of a poller."""
     from django_dbtaskqueue.api.prometheus import DATABASE_METRICS
-    from django_dbtaskqueue.poller.process.probe_port import POLLER_METRICS
+    from django_dbtaskqueue.poller.probe_port import POLLER_METRICS
 
     shown = DATABASE_METRICS if which == "database" else POLLER_METRICS
     labels = [", ".join(map(code, one.labels)) or "-" for one in shown]

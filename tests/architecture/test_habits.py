@@ -107,7 +107,7 @@ def test_what_waits_or_decides_by_time_asks_the_one_clock() -> None:
 
 PYTHON_S_CLOCK = re.compile(r"\b(timezone\.now|datetime\.now|datetime\.utcnow|time\.time)\(")
 DECIDING = ("core", "models", "db", "flow", "poller", "pull")
-MAY_READ_THE_CLOCK = ("flow.observe", "poller.process.logs", "poller.process.lifetime")
+MAY_READ_THE_CLOCK = ("flow.observe", "poller.logs", "poller.lifetime")
 
 
 def test_what_decides_about_tasks_asks_the_database_for_the_time() -> None:

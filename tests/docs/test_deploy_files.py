@@ -22,7 +22,7 @@ from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.durations import parse_duration
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
 from django_dbtaskqueue.models import Queue, Task
-from django_dbtaskqueue.poller.process.probe_port import STUCK_S
+from django_dbtaskqueue.poller.probe_port import STUCK_S
 from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
 from tests.docs.test_reference import DOCS, page

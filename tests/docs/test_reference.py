@@ -16,8 +16,8 @@ from django_dbtaskqueue.api.prometheus import DATABASE_METRICS
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.operations import checks, schedules
 from django_dbtaskqueue.pipeline.jobs import JOBS
-from django_dbtaskqueue.poller.process import logs
-from django_dbtaskqueue.poller.process.probe_port import POLLER_METRICS
+from django_dbtaskqueue.poller import logs
+from django_dbtaskqueue.poller.probe_port import POLLER_METRICS
 from tests.architecture.source import MODULES, files
 from tests.crossings import features
 from tests.crossings.roads import ROADS

@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.metrics import Exposition, exposed
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Schedule
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.poller.process.probe_port import POLLER_METRICS
+from django_dbtaskqueue.poller.probe_port import POLLER_METRICS
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ONLY_PARCELS, client, logged_in, text, user
 from tests.operations.test_api import BEARER, DIGEST

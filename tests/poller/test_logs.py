@@ -17,8 +17,8 @@ import pytest
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
-from django_dbtaskqueue.poller.process import lifetime, logs
-from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot, StatusLine
+from django_dbtaskqueue.poller import lifetime, logs
+from django_dbtaskqueue.poller.lifetime import PollerSnapshot, StatusLine
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.poller.processes import Gate
 

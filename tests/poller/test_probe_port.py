@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 from django_dbtaskqueue import enqueue, signals
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
+from django_dbtaskqueue.poller.lifetime import PollerSnapshot
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot
-from django_dbtaskqueue.poller.process.probe_port import (
+from django_dbtaskqueue.poller.probe_port import (
     POLLER_METRICS,
     PROCESS_METRICS,
     Address,

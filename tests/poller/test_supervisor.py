@@ -13,8 +13,8 @@ import pytest
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Poller, Task
 from django_dbtaskqueue.poller.executors.process import exit_text
-from django_dbtaskqueue.poller.process.lifetime import DRAIN, ShutdownRequest
-from django_dbtaskqueue.poller.process.supervisor import Supervisor
+from django_dbtaskqueue.poller.lifetime import DRAIN, ShutdownRequest
+from django_dbtaskqueue.poller.supervisor import Supervisor
 from tests.clock import SteppedClock
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.poller.processes import Gate, Start, alive, manage, pids, status_of

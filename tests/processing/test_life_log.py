@@ -13,7 +13,7 @@ from django_dbtaskqueue import Complete, CompleteDelete, Fail, Fixed, LeaseLost,
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome
 from django_dbtaskqueue.models import Queue, Task
-from django_dbtaskqueue.poller.process.logs import JsonFormatter
+from django_dbtaskqueue.poller.logs import JsonFormatter
 from tests.processing.conftest import QUEUE, Site, on_real_connections
 
 pytestmark = on_real_connections

@@ -18,13 +18,13 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.management import AddArgument, duration, exit_codes, positive, wrong_usage
+from django_dbtaskqueue.poller import lifetime, logs, probe_port, supervisor
 from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.executors.process import Wear
 from django_dbtaskqueue.poller.heartbeat import Heartbeat, ScheduleJob
+from django_dbtaskqueue.poller.lifetime import RUN, PollerSnapshot, ShutdownRequest, StatusLine, run_to_end
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.process import lifetime, logs, probe_port, supervisor
-from django_dbtaskqueue.poller.process.lifetime import RUN, PollerSnapshot, ShutdownRequest, StatusLine, run_to_end
-from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, ServiceManager, SupervisorProbes
+from django_dbtaskqueue.poller.probe_port import PollerProbes, Probes, ServiceManager, SupervisorProbes
 from django_dbtaskqueue.poller.queue_state import Options
 
 LEFT_RUNNING_CODE = 1  # exit code

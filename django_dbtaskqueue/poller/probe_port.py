@@ -27,12 +27,12 @@ from django_dbtaskqueue.db.liveness import MAX_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.flow.usage import CountKey
 from django_dbtaskqueue.metrics import Exposition, Sums, client, exposed, metric
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
-from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot, ended_threads
+from django_dbtaskqueue.poller.lifetime import PollerSnapshot, ended_threads
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.heartbeat import Heartbeat
     from django_dbtaskqueue.poller.loop import Poller
-    from django_dbtaskqueue.poller.process.supervisor import Supervisor
+    from django_dbtaskqueue.poller.supervisor import Supervisor
 
 LOOPBACK = "127.0.0.1"
 REQUEST_TIMEOUT_S = 5.0  # for a caller that sends or reads nothing

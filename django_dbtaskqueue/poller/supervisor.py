@@ -26,7 +26,7 @@ from django.utils import autoreload
 from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock, format_seconds, next_pause
 from django_dbtaskqueue.poller.executors.process import Wear, exit_text, kill_group
-from django_dbtaskqueue.poller.process.lifetime import (
+from django_dbtaskqueue.poller.lifetime import (
     DRAIN,
     REQUEST_POLL_INTERVAL_S,
     RETIRE,

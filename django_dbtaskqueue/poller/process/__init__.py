@@ -1,1 +1,0 @@
-"""The processes of ``runtaskpoller``: supervisor, children, shutdown, logs and the status line."""
