@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.patience import PATIENCE
-from tests.support import until
+from tests.support import PATIENCE, until
 
 NAME = "DBTASKQUEUE_TEST_RUN"  # in the environment of all that the run starts
 SUITES = ["tests/chaos/test_kill.py", "tests/pipeline/spark", "tests/browser/test_road.py", "tests/poller"]

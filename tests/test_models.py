@@ -23,8 +23,7 @@ from tests.factories import HOLDER, make_task
 from tests.flow.conftest import alias as alias
 from tests.flow.test_many_groups import nodes_of
 from tests.operations.site import sql
-from tests.patience import PATIENCE
-from tests.support import ended
+from tests.support import PATIENCE, ended
 
 both = pytest.mark.django_db(databases=["default", "sqlite"])
 

@@ -16,8 +16,7 @@ from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.models import Queue
 from tests.conformance.conftest import CHECKOUTS, FIRST, SECOND, World
 from tests.factories import LEASE
-from tests.patience import PATIENCE
-from tests.support import until
+from tests.support import PATIENCE, until
 
 any_checkout = pytest.mark.parametrize("world", CHECKOUTS, indirect=True)
 pytestmark = [pytest.mark.django_db(databases=["default", "sqlite"]), any_checkout]

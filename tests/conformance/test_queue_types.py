@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import Complete, Fail, Fixed, Poison, QueueFull, Reenqueue, enqueue_many
-from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue import Complete, Fail, Fixed, Poison, QueueFull, Reenqueue, TaskQueueError, enqueue_many
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.core.states import Status

@@ -9,8 +9,7 @@ from django.db import transaction
 from django.db.utils import InternalError
 from django.utils import timezone
 
-from django_dbtaskqueue import Complete, CompleteDelete, Fail, LeaseLost, Poison, Reenqueue
-from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue import Complete, CompleteDelete, Fail, LeaseLost, Poison, Reenqueue, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome, Park, Release, Settlement
@@ -21,8 +20,7 @@ from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from tests.conformance.conftest import SECOND, World
 from tests.factories import LEASE, QUEUE
-from tests.patience import PATIENCE
-from tests.support import counted, refused
+from tests.support import PATIENCE, counted, refused
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])

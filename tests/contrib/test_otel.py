@@ -18,9 +18,8 @@ from opentelemetry.semconv._incubating.attributes import messaging_attributes as
 from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.trace import SpanKind, StatusCode
 
-from django_dbtaskqueue import enqueue, enqueue_many, processor
+from django_dbtaskqueue import DuplicateTask, enqueue, enqueue_many, processor
 from django_dbtaskqueue.contrib.otel import instrument, uninstrument
-from django_dbtaskqueue.core.exceptions import DuplicateTask
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.testing import drain

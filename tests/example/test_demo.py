@@ -17,9 +17,8 @@ from django_dbtaskqueue.models import Task
 from example_project.flights.models import Claim, Filing
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.docs.pages import free_port
-from tests.patience import PATIENCE
 from tests.poller.processes import manage
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "example_project.settings"}
 KEYS = {

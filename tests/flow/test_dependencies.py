@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_dbtaskqueue import enqueue
+from django_dbtaskqueue import Complete, enqueue
 from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.exceptions import EnqueueError
-from django_dbtaskqueue.core.outcomes import Complete
 from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session

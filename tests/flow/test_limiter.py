@@ -13,12 +13,10 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from django_dbtaskqueue import enqueue, enqueue_many, queue
+from django_dbtaskqueue import Complete, LeaseLost, enqueue, enqueue_many, queue
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.durations import Rate, parse_rate
-from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Complete
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import retention, settle
 from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, ScanCursor

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_dbtaskqueue import enqueue, enqueue_many
-from django_dbtaskqueue.core.exceptions import QueueFull
+from django_dbtaskqueue import QueueFull, enqueue, enqueue_many
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Tables
 from django_dbtaskqueue.core.sql.pipeline import FinishEventStatements
 from django_dbtaskqueue.models import FinishEvent, Task

@@ -20,9 +20,8 @@ from example_project.database import database_from_url
 from tests.conftest import ProcessDatabase, _postgres_copy
 from tests.kills import KILLED, killing
 from tests.operations.site import sql
-from tests.patience import PATIENCE
 from tests.settings import SERVER_URL
-from tests.support import actors, alias_beside, backend_pid, until_blocked
+from tests.support import PATIENCE, actors, alias_beside, backend_pid, until_blocked
 
 SHARDS = ("default", "second")
 

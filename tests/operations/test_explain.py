@@ -12,12 +12,11 @@ from django.db import IntegrityError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_dbtaskqueue import enqueue, registry
+from django_dbtaskqueue import enqueue, queue, registry
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.operations.explain import REASONS, explain
 from django_dbtaskqueue.operations.queue_control import pause
-from django_dbtaskqueue.pull.handle import queue
 from tests.factories import HOLDER, QUEUE, age, make_task
 from tests.operations.site import command, data
 from tests.poller.processes import polling

@@ -17,12 +17,11 @@ from django.core.management import CommandError
 from django.test import Client
 from hypothesis import HealthCheck, given, seed, settings, strategies as st
 
-from django_dbtaskqueue import enqueue
+from django_dbtaskqueue import QueueFull, enqueue
 from django_dbtaskqueue.admin import ADMIN_CLASSES
 from django_dbtaskqueue.api.urls import ROUTES
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import FIXED_SETTINGS, QUEUE_KEYS
-from django_dbtaskqueue.core.exceptions import QueueFull
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, SavedSearch, Task
 from django_dbtaskqueue.operations import bulk

@@ -10,8 +10,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.management import CommandError
 from django.test import Client
 
-from django_dbtaskqueue import enqueue
-from django_dbtaskqueue.core.exceptions import LeaseLost
+from django_dbtaskqueue import LeaseLost, enqueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies

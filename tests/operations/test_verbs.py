@@ -13,8 +13,7 @@ from django.db import DatabaseError, IntegrityError, transaction
 from django.test import Client
 from django.utils import timezone
 
-from django_dbtaskqueue import enqueue
-from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue import UnknownQueue, enqueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, Queue, Task
 from django_dbtaskqueue.models.control import IN_EFFECT

@@ -21,9 +21,8 @@ from django_dbtaskqueue.poller.executors import process
 from tests.clock import SteppedClock
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import make_task
-from tests.patience import PATIENCE
 from tests.poller.processes import SELDOM, Gate, Start, alive, completed, lines, polling, status_of
-from tests.support import until
+from tests.support import PATIENCE, until
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.usefixtures("children_here")

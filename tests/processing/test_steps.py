@@ -9,9 +9,8 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_dbtaskqueue import LeaseLost, StepChanged, enqueue_many, processor, queue, signal
+from django_dbtaskqueue import Fixed, LeaseLost, StepChanged, enqueue_many, processor, queue, signal
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.retry import Fixed
 from django_dbtaskqueue.models import Step
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from tests.processing.conftest import QUEUE, Site, both

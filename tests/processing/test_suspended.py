@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_dbtaskqueue import PayloadError, SignalRefused, SignalTimeout, enqueue, processor, signal
+from django_dbtaskqueue import Fixed, PayloadError, SignalRefused, SignalTimeout, enqueue, processor, signal
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.retry import Fixed
 from django_dbtaskqueue.models import Step, Task
 from django_dbtaskqueue.testing import advance, drain
 from tests.conftest import ProcessDatabase

@@ -8,8 +8,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
 
-from django_dbtaskqueue import enqueue_many, processor, queue
-from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, TaskQueueError
+from django_dbtaskqueue import DuplicateTask, LeaseLost, TaskQueueError, enqueue_many, processor, queue
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.factories import age, make_task
