@@ -1,7 +1,7 @@
 """What tests of a queue need beyond pytest: wait for facts, act on several connections, watch each change of status."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -57,20 +57,44 @@ def at_once(number: int, function: Callable[[int], T]) -> list[T]:
         return [future.result(PATIENCE) for future in [actor.do(run, index) for index, actor in enumerate(cast)]]
 
 
+@contextmanager
+def held(lock: Callable[[], object]) -> Iterator[None]:
+    """Another transaction does this, and is open for the time of the block."""
+    locked, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            lock()
+            locked.set()
+            assert go_on.wait(PATIENCE)
+
+    with actors(1) as (other,):
+        holding = other.do(hold)
+        try:
+            assert locked.wait(PATIENCE)
+            yield
+        finally:
+            go_on.set()
+        holding.result(PATIENCE)
+
+
+def sql(statement: str, parameters: Sequence[Any] | None = None, alias: str = "default") -> list[Any]:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return list(cursor.fetchall()) if cursor.description else []
+
+
 def backend_pid(using: str = "default") -> int:
     """Return the process id of the server process behind the calling thread's connection."""
-    with connections[using].cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        return int(cursor.fetchone()[0])
+    return int(sql("SELECT pg_backend_pid()", alias=using)[0][0])
 
 
 def until_blocked(pid: int) -> None:
     """Wait until that server process waits for a lock: ``pg_locks`` says so, no stopwatch does."""
 
     def waits() -> None:
-        with connections["default"].cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE pid = %s AND NOT granted", [pid])
-            assert cursor.fetchone()[0], f"server process {pid} waits for no lock"
+        found = sql("SELECT 1 FROM pg_locks WHERE pid = %s AND NOT granted", [pid])
+        assert found, f"server process {pid} waits for no lock"
 
     eventually(waits)
 
@@ -80,13 +104,9 @@ def blocked() -> int:
 
     A transaction keeps what it once read of ``pg_stat_activity``, and would never see a process that came later.
     """
-    with connections["default"].cursor() as cursor:
-        cursor.execute("SELECT pg_stat_clear_snapshot()")
-        cursor.execute(
-            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)"
-            " WHERE NOT granted AND datname = current_database()"
-        )
-        return int(cursor.fetchone()[0])
+    sql("SELECT pg_stat_clear_snapshot()")
+    here = "NOT granted AND datname = current_database()"
+    return len(sql(f"SELECT 1 FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE {here}"))
 
 
 @contextmanager
@@ -117,14 +137,12 @@ def refused(condition: str, using: str = "default", *, code: str = "XX000") -> I
         body = f"BEGIN RAISE EXCEPTION 'refused by the test' USING ERRCODE = '{code}'; END"
         function = f"CREATE FUNCTION test_refuse() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$"
         begin, end = [function, f"{create} EXECUTE FUNCTION test_refuse()"], "DROP FUNCTION test_refuse CASCADE"
-    with connections[using].cursor() as cursor:
-        for statement in begin:
-            cursor.execute(statement)
+    for statement in begin:
+        sql(statement, alias=using)
     try:
         yield
     finally:
-        with connections[using].cursor() as cursor:
-            cursor.execute(end)
+        sql(end, alias=using)
 
 
 # -- the audit --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.models import TaskHistory
 from tests.emptying import STAY, empty
 from tests.flow.conftest import alias as alias
-from tests.operations.site import sql
+from tests.support import sql
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.core.management import call_command
-from django.db import DatabaseError, IntegrityError, connection, connections, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.models import Count, F, Max
 from django.db.models.functions import Greatest, Now, TruncDay
 from django.utils import timezone
@@ -22,8 +22,7 @@ from tests.conftest import ProcessDatabase
 from tests.factories import HOLDER, make_task
 from tests.flow.conftest import alias as alias
 from tests.flow.test_many_groups import nodes_of
-from tests.operations.site import sql
-from tests.support import PATIENCE, ended
+from tests.support import PATIENCE, ended, sql
 
 both = pytest.mark.django_db(databases=["default", "sqlite"])
 
@@ -127,8 +126,8 @@ def test_the_database_refuses_what_would_stop_a_queue(alias: str) -> None:
     """No poller could read such a row, which was written past the API."""
     let_in = []
     for column, value in HOSTILE + (ONLY_POSTGRESQL if alias == "default" else []):  # SQLite has no such values
-        with suppress(DatabaseError), transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-            cursor.execute(f"INSERT INTO dbtaskqueue_task (queue_name, {column}) VALUES ('letters', %s)", [value])
+        with suppress(DatabaseError), transaction.atomic(using=alias):
+            sql(f"INSERT INTO dbtaskqueue_task (queue_name, {column}) VALUES ('letters', %s)", [value], alias)
             let_in.append((column, value))
     assert let_in == []
 

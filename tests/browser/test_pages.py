@@ -10,7 +10,7 @@ import pytest
 from django_dbtaskqueue.models import Batch, BulkOperation, FailureGroup, PipelineReport, Task
 from tests.browser import scene
 from tests.browser.conftest import Site, expect
-from tests.operations.site import sql
+from tests.support import sql
 
 pytestmark = pytest.mark.usefixtures("long_heartbeat")  # the scene's pollers are rows only
 

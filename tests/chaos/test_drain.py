@@ -2,10 +2,10 @@
 
 import psutil
 import pytest
-from django.db import connections
 
 from django_dbtaskqueue import enqueue_many
 from tests.chaos.processes import PollerProcess, Start, until_all
+from tests.support import sql
 
 EACH = 3_000
 WARM = 3  # rounds
@@ -28,7 +28,5 @@ def test_memory_threads_files_and_connections_stay_flat(rounds: int, start: Star
 
 def of(poller: PollerProcess) -> tuple[int, int, int, int]:
     facts = psutil.Process(poller.pid)
-    with connections["default"].cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
-        ((number,),) = cursor.fetchall()
-    return facts.memory_info().rss, facts.num_threads(), facts.num_fds(), number
+    connected = sql("SELECT 1 FROM pg_stat_activity WHERE datname = current_database()")
+    return facts.memory_info().rss, facts.num_threads(), facts.num_fds(), len(connected)

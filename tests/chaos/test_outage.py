@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from django.db import connection, connections
+from django.db import connections
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
@@ -12,7 +12,7 @@ from django_dbtaskqueue.models import Attempt, Poller, Task
 from tests.chaos.processes import Configure, Start, on, statuses, until_all
 from tests.conftest import ProcessDatabase
 from tests.proxy import Proxy
-from tests.support import until
+from tests.support import sql, until
 from tests.testapp.models import Booking
 
 
@@ -74,10 +74,4 @@ def test_the_server_ends_a_statement_whose_poller_has_gone(database: ProcessData
     raw = session.connection.connection.pgconn
     raw.send_query(b"SELECT pg_sleep(600)")
     raw.finish()
-
-    def present() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [server_process])
-            return bool(cursor.fetchone()[0])
-
-    until(lambda: not present())
+    until(lambda: not sql("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [server_process]))

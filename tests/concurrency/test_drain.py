@@ -20,7 +20,7 @@ from django_dbtaskqueue.poller.held_leases import renew
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.factories import LEASE
-from tests.support import PATIENCE, Audit, at_once, counted
+from tests.support import PATIENCE, Audit, at_once, counted, sql
 
 
 @pytest.fixture
@@ -74,9 +74,8 @@ def test_four_pollers_in_threads(place: str, taskqueue_registry: None, caplog: p
 @pytest.mark.usefixtures("postgres_process_database")
 def test_a_stricter_isolation_costs_no_task(settings: Any, started: list[int], level: str, strategy: str) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": strategy}}}
-    with connection.cursor() as cursor:
-        database = connection.ops.quote_name(connection.settings_dict["NAME"])
-        cursor.execute(f"ALTER DATABASE {database} SET default_transaction_isolation = '{level}'")
+    database = connection.ops.quote_name(connection.settings_dict["NAME"])
+    sql(f"ALTER DATABASE {database} SET default_transaction_isolation = '{level}'")
     connection.close()
     enqueue_many("parcels", [{}] * 1_000)
     check_all_done_once("default", drain(3, "default"), started, 1_000)

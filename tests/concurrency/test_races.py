@@ -29,7 +29,7 @@ from django_dbtaskqueue.operations.permissions import Actor as Operator
 from django_dbtaskqueue.operations.verbs import DELETE, RELEASE, TaskVerb
 from django_dbtaskqueue.poller.held_leases import renew
 from tests.factories import LEASE, age, make_task
-from tests.support import PATIENCE, Actor, actors, backend_pid, minute_counts, until_blocked
+from tests.support import PATIENCE, Actor, actors, backend_pid, minute_counts, sql, until_blocked
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("parcels", "audit")]
 Act = Callable[[], Any]
@@ -248,8 +248,7 @@ def test_housekeeping_judges_a_task_again_when_it_locks_it(other: Actor) -> None
 def test_a_settle_locks_its_rows_by_id(other: Actor, outcome: Outcome) -> None:
     """Two that lock rows in different orders make a deadlock: so whoever waits for a row holds none behind it."""
     enqueue_many("parcels", [{}] * 2000)  # reading all costs more than two rows by their keys
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE dbtaskqueue_task")  # so that the planner finds rows by their keys
+    sql("ANALYZE dbtaskqueue_task")  # so that the planner finds rows by their keys
     first, second = sorted(checkout(2), key=lambda lease: lease.id)
     pairs = [(lease, decide(lease, outcome)) for lease in (second, first)]
     answer = while_we_hold(

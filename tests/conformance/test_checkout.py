@@ -16,7 +16,7 @@ from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.models import Queue
 from tests.conformance.conftest import CHECKOUTS, FIRST, SECOND, World
 from tests.factories import LEASE
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, sql, until
 
 any_checkout = pytest.mark.parametrize("world", CHECKOUTS, indirect=True)
 pytestmark = [pytest.mark.django_db(databases=["default", "sqlite"]), any_checkout]
@@ -40,17 +40,14 @@ PLANS = {
 @pytest.mark.parametrize(("step", "without"), PLANS.values(), ids=PLANS)
 def test_order_and_limit_hold_whatever_the_plan(world: World, step: int, without: str) -> None:
     ids = [world.make(ready_time=timedelta(minutes=step * number - 60)).id for number in range(12)][::step]
-    connection = connections[world.alias]
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            for name in without.split():
-                cursor.execute(f"SET LOCAL enable_{name} = off")
-            cursor.execute("SET LOCAL plan_cache_mode = force_custom_plan")
-        else:
-            table = "tbl_name = 'dbtaskqueue_task' AND sql IS NOT NULL"
-            cursor.execute(f"SELECT name FROM sqlite_master WHERE type = 'index' AND {table}")
-            for (name,) in cursor.fetchall():
-                cursor.execute(f'DROP INDEX "{name}"')
+    if world.alias == "default":
+        for name in without.split():
+            sql(f"SET LOCAL enable_{name} = off")
+        sql("SET LOCAL plan_cache_mode = force_custom_plan")
+    else:
+        table = "tbl_name = 'dbtaskqueue_task' AND sql IS NOT NULL"
+        for (name,) in sql(f"SELECT name FROM sqlite_master WHERE type = 'index' AND {table}", alias="sqlite"):
+            sql(f'DROP INDEX "{name}"', alias="sqlite")
     assert [[lease.id for lease in world.checkout(5)] for _ in range(4)] == [ids[:5], ids[5:10], ids[10:], []]
 
 
@@ -163,14 +160,13 @@ def test_a_payload_that_cannot_be_decoded_ends_alone(world: World) -> None:
     """A row written past enqueue holds what no reader takes; those around it are handed out."""
     good = [world.make(payload={"n": 1}).id, world.make(payload={"n": 2}).id]
     bad = world.make()
-    with connections[world.alias].cursor() as cursor:
-        if world.alias == "sqlite":
-            cursor.execute("PRAGMA ignore_check_constraints = 1")
-            cursor.execute("UPDATE dbtaskqueue_task SET payload = %s WHERE id = %s", ["{not json", bad.id])
-            cursor.execute("PRAGMA ignore_check_constraints = 0")
-        else:
-            # jsonb lets nothing in that is not JSON; but a context must be an object
-            cursor.execute("UPDATE dbtaskqueue_task SET context = '[1]' WHERE id = %s", [bad.id])
+    if world.alias == "sqlite":
+        sql("PRAGMA ignore_check_constraints = 1", alias="sqlite")
+        sql("UPDATE dbtaskqueue_task SET payload = %s WHERE id = %s", ["{not json", bad.id], "sqlite")
+        sql("PRAGMA ignore_check_constraints = 0", alias="sqlite")
+    else:
+        # jsonb lets nothing in that is not JSON; but a context must be an object
+        sql("UPDATE dbtaskqueue_task SET context = '[1]' WHERE id = %s", [bad.id])
     assert sorted(lease.id for lease in world.checkout(5)) == sorted(good)
     row = world.row(bad)
     assert row["status"] == ERROR

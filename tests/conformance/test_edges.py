@@ -3,11 +3,10 @@
 from itertools import permutations
 
 import pytest
-from django.db import connections
 
 from django_dbtaskqueue.core.states import BY_VERB, EDGES, TERMINAL
 from tests.conformance.conftest import World
-from tests.support import Audit, taken_back
+from tests.support import Audit, sql, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
@@ -33,6 +32,6 @@ def test_the_audit_sees_a_forged_counter(world: World, audit: Audit) -> None:
         ("attempt = attempt - 1", "an attempt was given back to a task that is not in line"),
         ("attempt = attempt + 1, total_attempt = total_attempt + 1", "a checkout came before the task was due"),
     ):
-        with taken_back(world.alias), connections[world.alias].cursor() as cursor:
-            cursor.execute(f"UPDATE dbtaskqueue_task SET {change} WHERE id = %s", [world.take(attempt=2).id])
+        with taken_back(world.alias):
+            sql(f"UPDATE dbtaskqueue_task SET {change} WHERE id = %s", [world.take(attempt=2).id], world.alias)
             assert any(found.startswith(problem) for found in audit.problems()), change

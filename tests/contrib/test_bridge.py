@@ -33,8 +33,7 @@ from django_dbtaskqueue.testing import drain
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.contrib.bridging.server import PEM, Handler, serving
-from tests.operations.site import sql
-from tests.support import at_once
+from tests.support import at_once, sql
 
 SECRET, OTHER, STRANGE = ("whsec_" + b64encode(bytes([number]) * 32).decode() for number in (1, 2, 3))
 PATH = "/bridge/shop/"

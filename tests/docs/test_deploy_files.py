@@ -27,10 +27,9 @@ from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
 from tests.docs.test_reference import DOCS, page
 from tests.locations.test_roles import roles  # noqa: F401 -- a fixture
-from tests.operations.site import sql
 from tests.poller.processes import runtaskpoller
 from tests.poller.test_probe_port import status
-from tests.support import until
+from tests.support import sql, until
 
 FILES = DOCS / "files/deploy"
 UNIT, DOCKERFILE, PROCFILE = FILES / "taskpoller.service", FILES / "Dockerfile", FILES / "Procfile"

@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.lease import Lease
@@ -16,6 +15,7 @@ from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.models import Task
 from tests.clock import SteppedClock
 from tests.factories import LEASE, make_task
+from tests.support import sql
 
 pytestmark = pytest.mark.django_db
 PAST, FUTURE = 0.001, float("inf")
@@ -233,6 +233,4 @@ def test_a_checkout_reads_what_others_took_since_its_own_last_one_and_no_more(po
 
 def entries_read() -> int:
     """Return how many entries of the ready order this transaction has read."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_stat_get_xact_tuples_returned('dbtaskqueue_task_rdy'::regclass)")
-        return int(cursor.fetchone()[0])
+    return int(sql("SELECT pg_stat_get_xact_tuples_returned('dbtaskqueue_task_rdy'::regclass)")[0][0])

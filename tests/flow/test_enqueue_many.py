@@ -29,6 +29,7 @@ from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 from tests.patience import PATIENCE
 from tests.processing.conftest import Crate, Letter
+from tests.support import sql, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
@@ -113,17 +114,16 @@ def test_an_array_parameter_comes_back_as_it_was(alias: str, texts: list[str]) -
 
 def test_many_are_stored_under_row_level_security() -> None:
     tenant = f"tenant_{os.getpid()}"  # roles belong to the server, which other runs use, too
-    with transaction.atomic(), connections["default"].cursor() as cursor:
-        for sql in (
+    with taken_back():
+        for statement in (
             f"CREATE ROLE {tenant}", f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {tenant}",
             f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {tenant}",
             "ALTER TABLE dbtaskqueue_task ENABLE ROW LEVEL SECURITY",
             "CREATE POLICY own ON dbtaskqueue_task USING (queue_name = 'parcels')", f"SET LOCAL ROLE {tenant}",
         ):  # fmt: skip
-            cursor.execute(sql)
+            sql(statement)
         assert enqueue_many("parcels", [(f"r-{n}", n) for n in range(400)]) == EnqueueReport(enqueued=400)
         assert enqueue_many("parcels", [(None, n) for n in range(400)]) == EnqueueReport(enqueued=400)
-        transaction.set_rollback(True)
 
 
 def test_an_error_of_the_iterable_or_of_a_late_item_takes_all_with_it(alias: str) -> None:

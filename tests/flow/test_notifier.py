@@ -23,7 +23,7 @@ from django_dbtaskqueue.operations import bulk, queue_control
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.operations.site import work
-from tests.support import PATIENCE, alias_beside, until
+from tests.support import PATIENCE, alias_beside, sql, until
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 
@@ -219,12 +219,11 @@ def test_a_listener_rests_until_it_hears_something(monkeypatch: pytest.MonkeyPat
     listener.start()
     try:
         until(lambda: waits)
-        with connections["default"].cursor() as cursor:
-            cursor.execute(f"NOTIFY {notify.CHANNEL}, 'letters'")
-            until(lambda: woken == ["", "letters"])
-            # When its connection breaks, then it makes a new one, and what it may have missed is looked for
-            listens = "query LIKE 'LISTEN %' AND datname = current_database()"
-            cursor.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {listens}")
+        sql(f"NOTIFY {notify.CHANNEL}, 'letters'")
+        until(lambda: woken == ["", "letters"])
+        # When its connection breaks, then it makes a new one, and what it may have missed is looked for
+        listens = "query LIKE 'LISTEN %' AND datname = current_database()"
+        sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {listens}")
         until(lambda: woken == ["", "letters", ""])
     finally:
         listener.stop()

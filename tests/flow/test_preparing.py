@@ -13,6 +13,7 @@ from django_dbtaskqueue import DuplicateTask, enqueue, queue
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import MIN_STATEMENTS_TO_PREPARE, Session
 from django_dbtaskqueue.models import Task
+from tests.support import sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 RENAME = "UPDATE dbtaskqueue_task SET reference_number = %(new)s WHERE reference_number = %(old)s"
@@ -26,10 +27,7 @@ def _fresh() -> Iterator[None]:
 
 
 def prepared(verb: str = "INSERT INTO") -> int:
-    with connection.cursor() as cursor:
-        like = f"{verb} %dbtaskqueue_task%"
-        cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE %s", [like])
-        return int(cursor.fetchone()[0])
+    return len(sql("SELECT 1 FROM pg_prepared_statements WHERE statement LIKE %s", [f"{verb} %dbtaskqueue_task%"]))
 
 
 def test_a_few_go_first_and_then_it_is_prepared_once() -> None:
@@ -65,10 +63,9 @@ def test_a_prepared_statement_survives_a_refusal_and_a_rollback() -> None:
         enqueue("parcels", f"r-{number}")
     with pytest.raises(DuplicateTask):
         enqueue("parcels", "r-0")
-    with connection.cursor() as cursor:
-        cursor.execute("BEGIN")
-        enqueue("parcels", "gone")
-        cursor.execute("ROLLBACK")
+    sql("BEGIN")
+    enqueue("parcels", "gone")
+    sql("ROLLBACK")
     enqueue("parcels", "after")
     assert sorted(Task.objects.exclude(reference__startswith="r-").values_list("reference", flat=True)) == ["after"]
 

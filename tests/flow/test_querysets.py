@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PR
 from django_dbtaskqueue.flow import move
 from django_dbtaskqueue.models import Task, TaskHistory
 from tests.factories import make_task
-from tests.support import counted, minute_counts, taken_back
+from tests.support import counted, minute_counts, sql, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 DAY = timedelta(days=1)
@@ -39,8 +39,7 @@ def tasks_of(alias: str) -> Any:
 
 def make_many(alias: str, number: int) -> Any:
     line = f"WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < {number}) SELECT 'parcels' FROM s"
-    with connections[alias].cursor() as cursor:
-        cursor.execute(f"INSERT INTO dbtaskqueue_task (queue_name) {line}")
+    sql(f"INSERT INTO dbtaskqueue_task (queue_name) {line}", alias=alias)
     return tasks_of(alias)
 
 

@@ -1,14 +1,11 @@
 """Ticks: one task for each, whatever was missed, edited or refused; and what the code declares."""
 
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, date, datetime, timedelta
-from threading import Event
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import enqueue, periodic, processor, registry
@@ -22,7 +19,7 @@ from django_dbtaskqueue.operations.schedules import declared
 from django_dbtaskqueue.poller.heartbeat import ScheduleJob
 from tests.clock import SteppedClock
 from tests.processing.conftest import Crate
-from tests.support import PATIENCE, actors, until
+from tests.support import held, sql, until
 
 pytestmark = [pytest.mark.django_db(databases=["default", "sqlite"]), pytest.mark.usefixtures("taskqueue_registry")]
 MINUTELY = Definition("parcels", "* * * * *", "UTC")
@@ -257,18 +254,7 @@ def test_a_module_that_is_imported_again_declares_its_schedule_again() -> None:
 def test_a_tick_that_another_poller_has_begun_is_left_to_it() -> None:
     """Where tasks are deleted when they are done, the reference of the tick keeps nobody from a second one."""
     made("default", hourly(), ago=timedelta(hours=1))
-    begun, over = Event(), Event()
-
-    def begin() -> None:
-        with transaction.atomic():
-            assert lock_first(schedule.rows_on("default").filter(pk="s"))
-            begun.set()
-            over.wait(PATIENCE)
-
-    with actors(1) as [other], ExitStack() as stack:
-        other.do(begin)
-        stack.callback(over.set)
-        assert begun.wait(PATIENCE)
+    with held(lambda: lock_first(schedule.rows_on("default").filter(pk="s"))):
         assert enqueue_due("default", ()) == (schedule.LOCKED_SCHEDULE_S, [])
         assert not references("default")
 
@@ -277,8 +263,7 @@ def test_a_schedule_that_raises_says_so_and_stops_no_other(alias: str, clock: St
     made(alias, hourly(), ago=timedelta(hours=1))
     Schedule.objects.using(alias).filter(pk="s").update(name="bad")
     depth = 2500 if alias == "default" else 900  # SQLite takes no more than 1,000
-    with connections[alias].cursor() as cursor:
-        cursor.execute("UPDATE dbtaskqueue_schedule SET payload = %s", [f"{'[' * depth}{']' * depth}"])
+    sql("UPDATE dbtaskqueue_schedule SET payload = %s", [f"{'[' * depth}{']' * depth}"], alias)
     made(alias, hourly(), ago=timedelta(hours=1))
     pauses = Pauses(5.0, 300.0)
     clock.stop()
@@ -291,8 +276,7 @@ def test_a_schedule_that_raises_says_so_and_stops_no_other(alias: str, clock: St
         clock.advance(1)
         assert pauses.resting() == []
         enqueue_due(alias, (), pauses)
-    with connections[alias].cursor() as cursor:
-        cursor.execute("UPDATE dbtaskqueue_schedule SET payload = %s", ["1"])
+    sql("UPDATE dbtaskqueue_schedule SET payload = %s", ["1"], alias)
     clock.advance(300)
     enqueue_due(alias, (), pauses)
     assert len(references(alias)) == 2
@@ -302,9 +286,8 @@ def test_a_declared_schedule_whose_row_cannot_be_written_stops_no_other(alias: s
     """Given a payload that a person changed and SQL made unreadable, when the code changes, then the others follow."""
     names = ["bad", "good"]
     declare(alias, dict.fromkeys(names, hourly()))
-    with connections[alias].cursor() as cursor:
-        change = "UPDATE dbtaskqueue_schedule SET payload = %s, edited = '[\"payload\"]' WHERE name = 'bad'"
-        cursor.execute(change, ["9" * 5000])  # a number of more digits than Python reads
+    change = "UPDATE dbtaskqueue_schedule SET payload = %s, edited = '[\"payload\"]' WHERE name = 'bad'"
+    sql(change, ["9" * 5000], alias)  # a number of more digits than Python reads
     declare(alias, dict.fromkeys(names, replace(hourly(), cron="5 * * * *")))
     rows = dict(Schedule.objects.using(alias).values_list("name", "cron"))
     assert (rows["good"], rows["bad"]) == ("5 * * * *", hourly().cron)

@@ -1,6 +1,5 @@
 """Rules of uniqueness: which calls mean the same task, in the table, in a period, and between producers."""
 
-import threading
 from datetime import date, timedelta
 from typing import Any
 
@@ -17,7 +16,7 @@ from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from django_dbtaskqueue.testing import advance
 from tests.flow.conftest import finish, taken
-from tests.support import PATIENCE, actors, at_once
+from tests.support import PATIENCE, actors, at_once, held
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -240,20 +239,9 @@ def test_of_many_producers_at_once_one_inserts(alias: str, rule: UniqueRule) -> 
 def test_a_task_does_not_start_before_a_call_for_it_commits(rule: UniqueRule) -> None:
     """Otherwise the task reads the data of before, and no other task reads the data of the call."""
     enqueue("work", payload=1, unique=rule)
-    called, may_commit = threading.Event(), threading.Event()
-
-    def change() -> None:
-        with transaction.atomic():
-            assert enqueue("work", payload=1, unique=rule).enqueue_note
-            called.set()
-            assert may_commit.wait(PATIENCE)
-
-    with actors(1) as (producer,):
-        changing = producer.do(change)
-        assert called.wait(PATIENCE)
-        assert Task.objects.checkout("work", poller_instance="a") == []
-        may_commit.set()
-        changing.result(PATIENCE)
+    notes: list[str] = []
+    with held(lambda: notes.append(enqueue("work", payload=1, unique=rule).enqueue_note)):
+        assert Task.objects.checkout("work", poller_instance="a") == [] and notes != [""]
     assert len(Task.objects.checkout("work", poller_instance="a")) == 1
 
 

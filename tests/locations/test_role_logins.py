@@ -7,7 +7,6 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection
 from django.test import Client
 from psycopg import sql
 
@@ -17,7 +16,7 @@ from django_dbtaskqueue.models import MinuteCount, Queue, Task, UsedReference
 from django_dbtaskqueue.testing import drain
 from tests.conftest import ProcessDatabase
 from tests.locations.test_roles import ALLOWED, ROLES, SCRIPT, STATEMENTS
-from tests.support import backend_pid
+from tests.support import backend_pid, sql as execute
 
 PASSWORD = "only of this test"
 FORBIDDEN = {
@@ -46,15 +45,13 @@ WHERE grantee = 'dbtaskqueue_producer' AND privilege_type = 'UPDATE' AND data_ty
 def logins(crash_database: ProcessDatabase, pg_server: EmbeddedPostgres) -> Iterator[dict[str, str]]:
     """Run the script, and return the URL of a login of each role."""
     parts = urlsplit(crash_database.url)
-    with connection.cursor() as cursor:
-        cursor.execute(SCRIPT.read_text())
-        for role in ROLES:
-            cursor.execute(f"CREATE ROLE test_{role} LOGIN PASSWORD '{PASSWORD}' IN ROLE dbtaskqueue_{role}")
+    execute(SCRIPT.read_text())
+    for role in ROLES:
+        execute(f"CREATE ROLE test_{role} LOGIN PASSWORD '{PASSWORD}' IN ROLE dbtaskqueue_{role}")
     place = f"{PASSWORD}@{parts.netloc.rpartition('@')[2]}".replace(" ", "%20")
     yield {role: urlunsplit(parts._replace(netloc=f"test_{role}:{place}")) for role in ROLES}
-    with connection.cursor() as cursor:
-        for role in ROLES:
-            cursor.execute(f"DROP ROLE test_{role}; DROP OWNED BY dbtaskqueue_{role}; DROP ROLE dbtaskqueue_{role}")
+    for role in ROLES:
+        execute(f"DROP ROLE test_{role}; DROP OWNED BY dbtaskqueue_{role}; DROP ROLE dbtaskqueue_{role}")
 
 
 def is_permitted(link: psycopg.Connection, statement: Any, params: dict[str, object] | None = None) -> bool:

@@ -10,7 +10,7 @@ from django_dbtaskqueue import QueueFull, enqueue, enqueue_many
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Tables
 from django_dbtaskqueue.core.sql.pipeline import FinishEventStatements
 from django_dbtaskqueue.models import FinishEvent, Task
-from tests.operations.site import sql
+from tests.support import sql
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reference" / "roles.sql"
 ROLES = ("producer", "poller", "archiver", "reader")

@@ -10,7 +10,7 @@ from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.testing import run_poller
 from tests.conftest import ProcessDatabase
 from tests.locations.schema_backend.base import DatabaseWrapper
-from tests.operations.site import sql
+from tests.support import sql
 
 TENANTS = ("acme", "umbrella")
 

@@ -19,9 +19,8 @@ from django_dbtaskqueue.testing import run_poller
 from example_project.database import database_from_url
 from tests.conftest import ProcessDatabase, _postgres_copy
 from tests.kills import KILLED, killing
-from tests.operations.site import sql
 from tests.settings import SERVER_URL
-from tests.support import PATIENCE, actors, alias_beside, backend_pid, until_blocked
+from tests.support import PATIENCE, actors, alias_beside, backend_pid, sql, until_blocked
 
 SHARDS = ("default", "second")
 

@@ -22,8 +22,9 @@ from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPol
 from django_dbtaskqueue.operations.queue_stats import overview
 from django_dbtaskqueue.testing import run_poller
 from tests.flow.conftest import alias as alias
-from tests.operations.site import command, page, sql
+from tests.operations.site import command, page
 from tests.operations.test_admin import confirm, post
+from tests.support import sql
 from tests.testapp.models import Parcel
 
 LOCATION = "testapp.parcel"

@@ -3,9 +3,7 @@
 import io
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from html import unescape
 from typing import Any
 from urllib.parse import parse_qsl, urljoin
@@ -14,7 +12,6 @@ import pytest
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
-from django.db import connections, transaction
 from django.db.models.functions import Now
 from django.test import Client
 from django.urls import include, path
@@ -25,7 +22,6 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations import bulk
 from tests.factories import QUEUE
-from tests.support import PATIENCE, actors
 
 api = path("api/", include("django_dbtaskqueue.api.urls"))
 urlpatterns = [path("admin/", admin.site.urls), api, path("metrics", metrics)]
@@ -128,35 +124,8 @@ def failure_group(fingerprint: str, **columns: Any) -> FailureGroup:
     return FailureGroup.objects.create(fingerprint=fingerprint, **facts)
 
 
-def sql(statement: str, parameters: Sequence[Any] | None = None, alias: str = "default") -> list[Any]:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(statement, parameters)
-        return list(cursor.fetchall()) if cursor.description else []
-
-
 def work(alias: str = "default") -> int:
     turns = 0
     while bulk.turn(alias):
         turns += 1
     return turns
-
-
-@contextmanager
-def held(lock: Callable[[], object]) -> Iterator[None]:
-    """Another transaction does this, and is open for the time of the block."""
-    locked, go_on = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with transaction.atomic():
-            lock()
-            locked.set()
-            assert go_on.wait(PATIENCE)
-
-    with actors(1) as (other,):
-        holding = other.do(hold)
-        try:
-            assert locked.wait(PATIENCE)
-            yield
-        finally:
-            go_on.set()
-        holding.result(PATIENCE)

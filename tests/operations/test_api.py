@@ -14,19 +14,8 @@ from django_dbtaskqueue.management.commands.taskqueue import TOO_SLOW_CODE
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Queue, Task, TemporaryTask
 from django_dbtaskqueue.models.control import IN_EFFECT
 from tests.factories import QUEUE, make_task
-from tests.operations.site import (
-    TASKS,
-    attempt,
-    client,
-    command,
-    data,
-    held,
-    post,
-    sql,
-    text,
-    urlpatterns as urlpatterns,  # of other tests, too
-    user,
-)
+from tests.operations.site import TASKS, attempt, client, command, data, post, text, urlpatterns as urlpatterns, user
+from tests.support import held, sql
 
 TOKEN = "a-token"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

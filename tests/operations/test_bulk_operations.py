@@ -19,8 +19,8 @@ from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, RUNNI
 from django_dbtaskqueue.operations import actions, bounded_reads, bulk
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import QUEUE, make_task
-from tests.operations.site import ONLY_PARCELS, held, refused, sql, user, work as run
-from tests.support import PATIENCE, at_once, blocked, until
+from tests.operations.site import ONLY_PARCELS, refused, user, work as run
+from tests.support import PATIENCE, at_once, blocked, held, sql, until
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from django.db.backends.base import base
 from django.test import Client
 
 from tests.conftest import REPOSITORY
-from tests.operations.site import sql
 from tests.operations.test_api import BEARER, DIGEST
+from tests.support import sql
 
 URL = "sqlite:///tests.sqlite3"  # for tests.settings, which start no server then
 SETTINGS = """

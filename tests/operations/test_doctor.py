@@ -14,8 +14,7 @@ from django_dbtaskqueue.models import FailureGroup, MinuteCount, Poller, Queue, 
 from django_dbtaskqueue.operations import doctor
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from tests.factories import make_task
-from tests.operations.site import held, sql
-from tests.support import until
+from tests.support import held, sql, until
 
 HOUR = timedelta(hours=1)
 OWN = {"database.durability", "database.pinned", "database.dead_rows"}  # of the server that the tests run on

@@ -24,8 +24,8 @@ from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.queue_stats import ApproxCount, overview, series, stats_of_groups
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.operations.site import command, refused, sql
-from tests.support import minute_counts
+from tests.operations.site import command, refused
+from tests.support import minute_counts, sql
 
 HOUR = timedelta(hours=1)
 

@@ -30,7 +30,8 @@ from tests.contrib import test_bridge
 from tests.contrib.test_otel import Site
 from tests.contrib.test_sentry import Sent
 from tests.factories import QUEUE, make_task
-from tests.operations.site import TASKS, command, crawled, failure_group, logged_in, post, sql, work
+from tests.operations.site import TASKS, command, crawled, failure_group, logged_in, post, work
+from tests.support import sql
 
 SECRET = "c4n4ry"
 SAID = f"password={SECRET} was refused"

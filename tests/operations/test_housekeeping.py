@@ -20,9 +20,9 @@ from django_dbtaskqueue.operations.housekeeping import HISTORY_TABLE, Housekeepe
 from django_dbtaskqueue.testing import drain
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.operations.site import held, refused, sql
+from tests.operations.site import refused
 from tests.poller.processes import polling
-from tests.support import at_once, counted, minute_counts, until
+from tests.support import at_once, counted, held, minute_counts, sql, until
 
 DAY = timedelta(days=1)
 

@@ -22,7 +22,8 @@ from django_dbtaskqueue.operations import bounded_reads
 from django_dbtaskqueue.operations.search import parse, query
 from django_dbtaskqueue.operations.search.query import Page, id_range, page_of, select, whole_page, within
 from tests.factories import QUEUE, make_task
-from tests.operations.site import ADMIN, QUEUES, TASKS, command, data, sql, text
+from tests.operations.site import ADMIN, QUEUES, TASKS, command, data, text
+from tests.support import sql
 
 NO_TIME = timedelta(milliseconds=1)
 

@@ -21,7 +21,8 @@ from django_dbtaskqueue.models import Poller, Queue, Task
 from tests.architecture.journeys import CallCounter
 from tests.architecture.source import REPOSITORY
 from tests.factories import QUEUE, make_task
-from tests.operations.site import POLLERS, QUEUES, TASKS, attempt, page as shown, sql, text
+from tests.operations.site import POLLERS, QUEUES, TASKS, attempt, page as shown, text
+from tests.support import sql
 
 SECOND = timedelta(seconds=1)
 # Of the package's functions; ten of them so that the act can be undone. Django 6 reads two columns back.

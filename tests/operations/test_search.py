@@ -16,7 +16,8 @@ from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, from_
 from django_dbtaskqueue.operations.search.query import TaskFilter, select, tasks_for
 from django_dbtaskqueue.operations.search.values import STATE_NAMES, Match
 from tests.factories import make_task
-from tests.operations.site import refused, sql
+from tests.operations.site import refused
+from tests.support import sql
 
 COMPARED = st.sampled_from([">", ">=", "<", "<="])
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)

@@ -26,7 +26,8 @@ from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.search.query import select
 from tests.docs.pages import FROM_CODE
 from tests.factories import QUEUE, age, make_task
-from tests.operations.site import attempt, command, data, failure_group, sql
+from tests.operations.site import attempt, command, data, failure_group
+from tests.support import sql
 
 COMMANDS = Path(__file__).parents[2] / "docs/reference/commands.md"
 

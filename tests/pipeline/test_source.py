@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, models
+from django.db import models
 from pyspark.sql import datasource
 
 from django_dbtaskqueue import enqueue_many
@@ -26,6 +26,7 @@ from django_dbtaskqueue.pipeline.source import (
     schema_of,
 )
 from tests.pipeline.executors import read
+from tests.support import sql
 
 FIRST = 'a"quoted",\n\\.text'
 ODD = [
@@ -56,10 +57,8 @@ def reader(database: Database, *columns: str, slice_ids: int = 2, snapshot: str 
 def test_every_column_of_every_task_is_read_as_it_stands(database: Database, tasks: list[dict[str, Any]]) -> None:
     found = few_tasks(database, TASKS.names, "task")
     assert found is not None and found.schema == arrow_schema(TASKS)
-    with connection.cursor() as cursor:
-        json_text = {"postgresql": "::text", "sqlite": ""}[database.vendor]
-        cursor.execute(f"SELECT payload{json_text}, context{json_text} FROM dbtaskqueue_task ORDER BY id")
-        texts = cursor.fetchall()
+    json_text = {"postgresql": "::text", "sqlite": ""}[database.vendor]
+    texts = sql(f"SELECT payload{json_text}, context{json_text} FROM dbtaskqueue_task ORDER BY id")
     rows = found.sort_by("id").to_pylist()
     assert len(rows) == len(tasks) == 5
     for row, task, (payload, context) in zip(rows, tasks, texts, strict=True):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import enqueue_many
@@ -20,7 +19,7 @@ from django_dbtaskqueue.pipeline.lake.archive_jobs import Stream
 from django_dbtaskqueue.pipeline.source import Selection, register_stream, schema_of, unregister_stream
 from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
 from tests.patience import Deadline, eventually
-from tests.support import until
+from tests.support import sql, until
 from tests.testapp.models import Parcel
 
 ENDED = "ready_time = NULL, finish_time = statement_timestamp(), last_update_time = statement_timestamp()"
@@ -99,17 +98,10 @@ def registered(database: Database, name: str = "a stream") -> Follower:
 
 def blocks_read() -> int:
     """How many blocks of the task table have been read. A session counts before it leaves the list of sessions."""
-    with connection.cursor() as cursor:
-
-        def sessions() -> int:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dbtaskqueue-pipeline'")
-            return int(cursor.fetchone()[0])
-
-        until(lambda: sessions() == 0)
-        cursor.execute("SELECT pg_stat_force_next_flush()")
-        blocks = "heap_blks_read + heap_blks_hit"
-        cursor.execute(f"SELECT {blocks} FROM pg_statio_user_tables WHERE relname = 'dbtaskqueue_task'")
-        return int(cursor.fetchone()[0])
+    until(lambda: not sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'dbtaskqueue-pipeline'"))
+    sql("SELECT pg_stat_force_next_flush()")
+    blocks = "heap_blks_read + heap_blks_hit"
+    return int(sql(f"SELECT {blocks} FROM pg_statio_user_tables WHERE relname = 'dbtaskqueue_task'")[0][0])
 
 
 def test_a_micro_batch_reads_what_finished_and_not_the_table(pg: Database) -> None:

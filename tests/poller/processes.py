@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
@@ -20,7 +19,7 @@ from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.forks import Fork, Program, Started, killed, program
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, sql, until
 
 SELDOM = {"poll_interval": "1h", "idle_interval": "1h", "lease": "20h"}  # settings by which only an event is in time
 
@@ -129,8 +128,7 @@ def lines(path: Path) -> list[list[str]]:
 def cut_connections() -> None:
     """End all connections to the default database but the caller's, as a restart of the server does."""
     here = "datname = current_database() AND pid <> pg_backend_pid()"
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {here}")
+    sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {here}")
 
 
 @contextmanager

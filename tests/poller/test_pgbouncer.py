@@ -22,7 +22,7 @@ from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase, _as_default
 from tests.pgbouncer import HERE, pgbouncer, pgbouncer_program
 from tests.poller.processes import SELDOM, completed, polling
-from tests.support import alias_beside, minute_counts, until
+from tests.support import alias_beside, minute_counts, sql, until
 
 INSERT = "INSERT INTO dbtaskqueue_task (queue_name) VALUES ('pooled')"  # which tells nobody
 
@@ -82,9 +82,9 @@ def test_a_wake_up_comes_past_the_pooler(settings: Any) -> None:
     with polling({"pooled": 1}) as poller:
         queue = poller.queues["pooled"]
         until(lambda: queue.wakes and queue.idle_pause)  # it listens, and has looked since
-        with transaction.atomic(), connection.cursor() as cursor:  # as another process does
-            cursor.execute(INSERT)
-            cursor.execute("SELECT pg_notify('dbtaskqueue', 'pooled')")
+        with transaction.atomic():  # as another process does
+            sql(INSERT)
+            sql("SELECT pg_notify('dbtaskqueue', 'pooled')")
         until(lambda: completed() == 1)
 
 

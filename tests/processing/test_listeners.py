@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
 
 from django_dbtaskqueue import LeaseLost, PayloadError, processor, signals
 from django_dbtaskqueue.core.lease import Lease
@@ -18,7 +17,7 @@ from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poi
 from django_dbtaskqueue.poller.loop import Poller
 from tests.processing.conftest import QUEUE, SOON, Crate, Site, both, on_real_connections
 from tests.processing.named import LIFE, Diary, Told, listening, two_threads
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, sql, until
 
 pytestmark = on_real_connections
 
@@ -193,13 +192,12 @@ def test_a_turn_that_fails_is_told_and_the_poller_goes_on(site: Site, diary: Dia
     processor(QUEUE)(on_thread)
     with site.poller() as poller:
         until(lambda: poller.state == "RUNNING")
-        with connections[site.alias].cursor() as cursor:  # the table is away for a moment
-            cursor.execute("ALTER TABLE dbtaskqueue_task RENAME TO dbtaskqueue_away")
-            try:
-                poller.wake(QUEUE)
-                until(lambda: "poll_failed" in diary.hooks(poller))
-            finally:
-                cursor.execute("ALTER TABLE dbtaskqueue_away RENAME TO dbtaskqueue_task")
+        sql("ALTER TABLE dbtaskqueue_task RENAME TO dbtaskqueue_away", alias=site.alias)  # for a moment
+        try:
+            poller.wake(QUEUE)
+            until(lambda: "poll_failed" in diary.hooks(poller))
+        finally:
+            sql("ALTER TABLE dbtaskqueue_away RENAME TO dbtaskqueue_task", alias=site.alias)
         site.until(site.enqueue())
     assert "dbtaskqueue_task" in str(next(told[1] for told in diary.of(poller) if told[0] == "poll_failed"))
 

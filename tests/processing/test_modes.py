@@ -18,7 +18,7 @@ from django_dbtaskqueue import Complete, Fail, LeaseLost, Poison, Reenqueue, enq
 from django_dbtaskqueue.core.lease import Lease
 from tests.poller.processes import Held, cut_connections
 from tests.processing.conftest import QUEUE, SOON, Crate, Site, both, on_real_connections
-from tests.support import PATIENCE, actors, until
+from tests.support import PATIENCE, actors, backend_pid, sql, until
 from tests.testapp.models import Booking
 
 pytestmark = on_real_connections
@@ -138,8 +138,8 @@ def test_separate_what_a_processor_left_open_reaches_no_other_task(site: Site, h
             return
         LEFT_OPEN[how](site.alias)
         site.book("left")
-        with suppress(DatabaseError), connections[site.alias].cursor() as cursor:
-            cursor.execute("SELECT 1 FROM nowhere")
+        with suppress(DatabaseError):
+            sql("SELECT 1 FROM nowhere", alias=site.alias)
 
     site.fill("left", "next")
     site.run(threads=1)
@@ -172,10 +172,9 @@ def test_what_a_task_changes_in_its_session_reaches_no_other_task(what: str, is_
     alias, change, show = LEFT_ON_THE_SESSION[what]
 
     def process(task: Lease) -> Any:
-        with connections[alias].cursor() as cursor:
-            before = cursor.execute(show).fetchone()[0]
-            if task.payload == "changes":
-                cursor.execute(change)
+        before = sql(show, alias=alias)[0][0]
+        if task.payload == "changes":
+            sql(change, alias=alias)
         return Complete(before)
 
     site = Site(alias)
@@ -211,11 +210,11 @@ def test_what_ends_with_its_transaction_keeps_the_connection(site: Site) -> None
 
     @processor(QUEUE)
     def process(task: Lease) -> int:
-        with transaction.atomic(), connections["default"].cursor() as cursor:
+        with transaction.atomic():
             for change in changes:
-                cursor.execute(change)
+                sql(change)
             Booking.objects.update(reference="set role")
-            return int(cursor.execute("SELECT pg_backend_pid()").fetchone()[0])
+            return backend_pid()
 
     site.fill(*[None] * 3)
     site.run(threads=1)

@@ -25,7 +25,7 @@ from tests.factories import age
 from tests.flow.test_many_groups import nodes_of, plan_of, read_rows
 from tests.poller.processes import counted_queries
 from tests.pull.conftest import HOUR, SECOND, Configure, Told, status, take, waiters
-from tests.support import PATIENCE, Actor, at_once, backend_pid, until
+from tests.support import PATIENCE, Actor, at_once, backend_pid, sql, until
 
 LONG = timedelta(seconds=PATIENCE)
 SOON = PATIENCE / 2  # seconds: well before a poll would find anything
@@ -71,9 +71,9 @@ def test_a_put_wakes_at_its_commit_and_not_before(mail: QueueHandle, waiter: Wai
 
 def test_a_put_of_another_process_wakes(postgres_process_database: ProcessDatabase, waiter: Waiter) -> None:
     future = waiter()
-    with transaction.atomic(), connection.cursor() as cursor:  # as another process does
-        cursor.execute("INSERT INTO dbtaskqueue_task (queue_name) VALUES ('mail')")
-        cursor.execute("SELECT pg_notify(%s, 'mail')", [notify.CHANNEL])
+    with transaction.atomic():  # as another process does
+        sql("INSERT INTO dbtaskqueue_task (queue_name) VALUES ('mail')")
+        sql("SELECT pg_notify(%s, 'mail')", [notify.CHANNEL])
     assert got(future) == Task.objects.get().pk
 
 
@@ -196,8 +196,7 @@ def test_who_fails_leaves_the_line_to_the_next(postgres_process_database: Proces
     first = Actor("first")
     pid = first.do(backend_pid).result(SOON)
     cut_off, after = waiter(actor=first), waiter()
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+    sql("SELECT pg_terminate_backend(%s)", [pid])
     task = queue("mail").put()
     with pytest.raises(OperationalError):
         cut_off.result(SOON)
@@ -214,8 +213,7 @@ def test_a_transaction_that_sees_no_news_does_not_wait(mail: QueueHandle, clock:
     with transaction.atomic(), monkeypatch.context() as patch:
         patch.setattr(durations.clock, "wait_for", None)  # who waits all the same fails
         if connection.vendor == "postgresql":
-            with connection.cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         assert mail.take(LONG) is None
 
 
@@ -232,8 +230,7 @@ def test_a_transaction_gives_way_to_nobody(mail: QueueHandle, waiter: Waiter) ->
 
 def test_nobody_listens_any_more_when_nobody_waits(postgres_process_database: ProcessDatabase, waiter: Waiter) -> None:
     def listeners() -> int:
-        sql = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN %%' AND datname = current_database()"
-        return len(Session.on("default").run(sql, {}))
+        return len(sql("SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND datname = current_database()"))
 
     future = waiter()
     until(lambda: listeners() == 1)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from django_dbtaskqueue import enqueue_many
@@ -21,6 +20,7 @@ from django_dbtaskqueue.pipeline.spark import spark_session
 from tests.factories import make_task
 from tests.pipeline.executors import dying_once
 from tests.pipeline.test_source_write import FUTURE, staging_tables, tasks
+from tests.support import sql
 
 
 def test_the_running_session_is_used_and_its_workers_are_this_python_with_this_package(spark: SparkSession) -> None:
@@ -68,8 +68,7 @@ CANARY = "canary-5f0c7d"
 def test_a_password_is_seen_nowhere(spark: SparkSession, pg: Database, capfd: pytest.CaptureFixture[str]) -> None:
     """Not in plans, logs, the event log or the list of processes; the option that would show it is refused."""
     user = f"canary_{os.getpid()}"
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {user} LOGIN SUPERUSER PASSWORD '{CANARY}'")
+    sql(f"CREATE ROLE {user} LOGIN SUPERUSER PASSWORD '{CANARY}'")
     try:
         secret = Database(pg.vendor, {**pg.conninfo, "user": user, "password": CANARY})
         df = read_tasks(spark, secret, ["id"])
@@ -79,8 +78,7 @@ def test_a_password_is_seen_nowhere(spark: SparkSession, pg: Database, capfd: py
         with pytest.raises(Exception, match="holds a password") as refused:
             spark.read.format("dbtaskqueue").option("url", url).load().count()
     finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP ROLE {user}")
+        sql(f"DROP ROLE {user}")
     assert f"{user}@" in repr(secret)
     seen = capfd.readouterr()
     assert CANARY not in f"{secret!r} {df.schema} {seen.out} {seen.err} {refused.value}"
