@@ -1,13 +1,11 @@
 """The backend keeps what every backend of Django's tasks promises: in a test, and with a real poller."""
 
-from contextlib import suppress
-
-from django.db import transaction
 from django.test import TransactionTestCase, override_settings
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.backend import compat, finished_listener
 from django_dbtaskqueue.testing import TaskBackendConformance, drain, run_poller
+from tests.support import taken_back
 
 BACKEND = "django_dbtaskqueue.backend.DatabaseTaskBackend"
 
@@ -42,9 +40,8 @@ class TestOnSqlite(TestInTests):
         from tests.testapp import functions
 
         add = functions.add.using(backend=self.backend, queue_name=self.queue_name)
-        with suppress(ZeroDivisionError), transaction.atomic(using=self.database):
+        with taken_back(self.database):
             gone = add.enqueue(1, 2)
-            raise ZeroDivisionError
         kept = add.enqueue(3, 4)
         assert (gone.id[:13], add.get_result(kept.id).args) == (kept.id[:13], [3, 4])
         with self.assertRaises(compat.TaskResultDoesNotExist):

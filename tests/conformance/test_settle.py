@@ -20,7 +20,7 @@ from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from tests.conformance.conftest import SECOND, World
 from tests.factories import LEASE, QUEUE
-from tests.support import PATIENCE, counted, refused
+from tests.support import PATIENCE, counted, refused, taken_back
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -348,11 +348,10 @@ def test_resolve_tells_what_became_of_leases(world: World) -> None:
 def test_a_read_only_spell_spoils_no_outcome(world: World, caplog: pytest.LogCaptureFixture) -> None:
     taken = world.take_many(3)
     pairs: list[settle.Decided] = [(lease, Complete()) for lease in taken]
-    with transaction.atomic(using=world.alias):
+    with taken_back(world.alias):
         world.session.run("SET LOCAL transaction_read_only = on", {})
         with pytest.raises(InternalError, match="read-only"):
             settle_surely(world.session, pairs)
-        transaction.set_rollback(True, using=world.alias)
     assert "could not be stored" not in caplog.text, "it is not the outcomes' fault"
     assert settle_surely(world.session, pairs) == {lease.id for lease in taken}
     assert {world.row(lease)["status"] for lease in taken} == {COMPLETED}

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from django.db import transaction
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import Reenqueue, batch, enqueue, processor, signals
@@ -17,6 +16,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.models import Poller, Queue, Schedule, TaskHistory
 from tests.factories import age
+from tests.support import taken_back
 from tests.testapp.models import Booking
 
 HOUR = timedelta(hours=1)
@@ -122,9 +122,8 @@ def overridden(queue: str) -> str:
 
 def further_call(queue: str) -> str:
     """Return what there is, and whether one more call would insert a task."""
-    with transaction.atomic():
+    with taken_back():
         inserts = not enqueue(queue, payload="same").enqueue_note
-        transaction.set_rollback(True)
     return f"{kinds(queue)}, a further call {'inserts' if inserts else 'does not insert'}"
 
 

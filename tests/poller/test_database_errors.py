@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_dbtaskqueue import Complete, enqueue, enqueue_many, registry
 from django_dbtaskqueue.conf.settings import queue_settings
@@ -21,7 +21,7 @@ from django_dbtaskqueue.testing import TaskQueueKit
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import Held, completed, cut_connections, polling, status_of
-from tests.support import PATIENCE, actors, refused, until
+from tests.support import PATIENCE, actors, refused, sql, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,11 +30,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def _processors(taskqueue_registry: None) -> None:
     for queue in ("letters", "parcels"):
         registry.register(queue, lambda task: 1 / 0 if task.reference == "fails" else None)
-
-
-def execute(sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
 
 
 def until_tried(poller: Poller) -> None:
@@ -49,7 +44,7 @@ def test_an_internal_error_for_a_while_spoils_no_good_work(condition: str, monke
         enqueue_many("letters", [{}] * 30)
         with polling({"letters": 1}) as poller:
             until_tried(poller)
-            execute("ALTER TABLE dbtaskqueue_task DISABLE TRIGGER test_refuse")
+            sql("ALTER TABLE dbtaskqueue_task DISABLE TRIGGER test_refuse")
             until(lambda: completed() == 30)
     assert set(Task.objects.values_list("total_attempt", flat=True)) == {1} and not Attempt.objects.exists()
 
@@ -74,10 +69,10 @@ def test_an_outcome_whose_row_is_locked_is_stored_when_it_is_free() -> None:
 def test_a_schema_change_that_hits_every_outcome_is_an_outage() -> None:
     with polling({"letters": 1}) as poller:
         until(lambda: poller.state == "RUNNING")
-        execute("ALTER TABLE dbtaskqueue_attempt RENAME TO elsewhere")
+        sql("ALTER TABLE dbtaskqueue_attempt RENAME TO elsewhere")
         task = enqueue("letters", "fails")
         until(lambda: poller.state == "WAITING")
-        execute("ALTER TABLE elsewhere RENAME TO dbtaskqueue_attempt")
+        sql("ALTER TABLE elsewhere RENAME TO dbtaskqueue_attempt")
         until(Attempt.objects.exists)
     assert Attempt.objects.get(task_id=task.pk).error_type == "builtins.ZeroDivisionError"
 
@@ -131,8 +126,7 @@ UNREADABLE = Task.objects.filter(queue="letters", parked_by__startswith="unreada
 
 
 def insert(column: str, value: object) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"INSERT INTO dbtaskqueue_task (queue_name, {column}) VALUES ('letters', %s)", [value])
+    sql(f"INSERT INTO dbtaskqueue_task (queue_name, {column}) VALUES ('letters', %s)", [value])
 
 
 @pytest.mark.parametrize("queues", [{"letters": 1}, {"letters": 1, "parcels": 1}])

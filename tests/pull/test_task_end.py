@@ -20,7 +20,7 @@ from tests.conftest import ProcessDatabase
 from tests.flow.conftest import alias as alias
 from tests.poller.processes import runtaskpoller
 from tests.pull.conftest import Configure
-from tests.support import PATIENCE, Actor, actors, until
+from tests.support import PATIENCE, Actor, actors, taken_back, until
 
 MOMENT = timedelta(milliseconds=50)  # that passes in vain
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
@@ -80,9 +80,8 @@ def test_a_task_that_was_deleted_says_so(alias: str, actor: Actor, configure: Co
 
 
 def test_a_task_that_was_rolled_back_is_not_the_next_one_with_its_id(alias: str) -> None:
-    with transaction.atomic(using=alias):
+    with taken_back(alias):
         task = enqueue("mail", using=alias)
-        transaction.set_rollback(True, using=alias)
     other = enqueue("mail", using=alias)
     Task.objects.using(alias).update(create_time=task.create_time + timedelta(seconds=1))
     end(other, Complete("of another"))
