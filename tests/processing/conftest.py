@@ -54,6 +54,18 @@ class Site:
     def drain(self, **options: Any) -> testing.DrainReport:
         return testing.drain(QUEUE, using=self.alias, **options)
 
+    def drained(self, payload: Any = None, reference: str | None = None, **options: Any) -> Task:
+        """Enqueue a task, drain the queue, and return what became of the task."""
+        task = self.enqueue(payload, reference, **options)
+        self.drain()
+        return self.task(task)
+
+    def ran(self, payload: Any = None, reference: str | None = None, **options: Any) -> Task:
+        """The same by a real poller."""
+        task = self.enqueue(payload, reference, **options)
+        self.run()
+        return self.task(task)
+
     def task(self, task: Any) -> Task:
         found: Task = Task.objects.using(self.alias).get(pk=getattr(task, "pk", None) or task.id)
         return found

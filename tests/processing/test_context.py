@@ -143,8 +143,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def test_a_trace_context_travels_where_opentelemetry_is_not_in_use(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
     processor(QUEUE)(deep_inside)
-    site.enqueue(context={"traceparent": PARENT})
-    site.drain()
+    site.drained(context={"traceparent": PARENT})
     assert site.values("result") == [{"traceparent": PARENT}]
 
 

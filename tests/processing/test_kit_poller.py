@@ -60,8 +60,7 @@ def test_a_processor_reads_the_project_s_own_settings_of_its_queue(site: Site, s
         return str(Poller.objects.using(site.alias).values_list("applied_settings", flat=True).get(pk=poller.instance))
 
     say(url="https://one.example", api_key="hunter2")
-    site.enqueue()
-    site.drain()
+    site.drained()
     handle = queue(QUEUE, using=site.alias)
     handle.put()
     lease = handle.take()
@@ -77,6 +76,5 @@ def test_a_processor_reads_the_project_s_own_settings_of_its_queue(site: Site, s
         site.enqueue()
     # A queue's row cannot set it, because every login that enqueues may write the row
     override(site, extra={"url": "https://evil.example"})
-    site.enqueue()
-    site.drain()
+    site.drained()
     assert seen == ["https://one.example"] * 2 + ["https://two.example"] * 2

@@ -40,8 +40,7 @@ def events(records: list[Any]) -> list[str]:
 
 def test_each_line_carries_all_fields(site: Site, logged: Lines) -> None:
     processor(QUEUE)(lambda task: None)
-    task = site.enqueue(reference="r-1", context=CONTEXT)
-    site.run()
+    task = site.ran(reference="r-1", context=CONTEXT)
     records = logged()
     assert events(records) == ["taken", "started", "completed"]
     for record in records:
@@ -111,14 +110,12 @@ def test_what_is_rolled_back_is_not_logged(site: Site, logged: Lines) -> None:
 def test_it_is_off_by_default_and_an_operator_switches_it_on(site: Site, settings: Any, logged: Lines) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}, "NOTIFY": False}
     processor(QUEUE)(lambda task: Fail("down", retry=False))
-    site.enqueue(context=CONTEXT)
-    site.run()
+    site.ran(context=CONTEXT)
     [failed] = logged()  # a failure has every field though nothing else of its queue is logged
     shown = json.loads(JsonFormatter().format(failed))
     assert shown.keys() >= FIELDS and (shown["task_event"], shown["trace_id"]) == ("failed", TRACE)
     assert "failed, attempt 1 of 5: down" in failed.getMessage()
     Queue.objects.using(site.alias).create(name=QUEUE, overrides={"log_level": "DEBUG"})
-    site.enqueue()
-    site.run()
+    site.ran()
     told = [(record.task_event, record.levelname) for record in logged()[1:]]
     assert told == [("taken", "DEBUG"), ("started", "DEBUG"), ("failed", "WARNING")]

@@ -40,8 +40,7 @@ def test_the_life_of_a_task_and_what_is_stored_when_it_is_told(
     site: Site, diary: Diary, function: Any, options: dict[str, Any]
 ) -> None:
     processor(QUEUE, **options)(function)
-    site.enqueue(reference="a")
-    site.run()
+    site.ran(reference="a")
     before = [("checked_out", "PROCESSING"), ("started", "PROCESSING")]
     assert diary.of("a") == [*before, ("executed", "COMPLETED", Complete()), ("finished", "COMPLETED")]
 
@@ -78,8 +77,7 @@ def test_each_failed_attempt_is_told_with_what_was_raised(site: Site, diary: Dia
     def process(task: Lease) -> None:
         raise error
 
-    site.enqueue(reference="a")
-    site.run()
+    site.ran(reference="a")
     assert diary.hooks("a") == ["checked_out", "started", "crashed", "finished"] * 2
     crashes = [told for told in diary.of("a") if told[0] == "crashed"]
     assert crashes == [("crashed", "CREATED", error), ("crashed", "ERROR", error)]
@@ -95,8 +93,7 @@ def test_a_lost_lease_is_told_as_a_crash_and_never_as_executed(site: Site, diary
             assert taken_over.wait(PATIENCE)
         taken_over.set()
 
-    site.enqueue(reference="a")
-    site.run()
+    site.ran(reference="a")
     assert sorted(diary.hooks("a")) == sorted([*LIFE, "checked_out", "started", "crashed", "finished"])
     [(_, _, error)] = [told for told in diary.of("a") if told[0] == "crashed"]
     assert isinstance(error, LeaseLost)

@@ -70,8 +70,7 @@ def test_the_first_is_outermost_and_sees_the_lease(site: Site, settings: Any, is
 def test_a_processor_s_own_is_inside_that_of_the_settings(site: Site, settings: Any) -> None:
     use(settings, "outer")
     processor(QUEUE, middleware=[named.inner])(lambda task: None)
-    site.enqueue()
-    site.drain()
+    site.drained()
     assert [entry[0] for entry in named.BOOK] == ["outer", "inner", "inner", "outer"]
 
 
@@ -95,8 +94,7 @@ def test_in_atomic_mode_its_writes_are_the_task_s(site: Site) -> None:
 
     processor(QUEUE, mode="atomic", max_attempts=1, middleware=[booking])(lambda task: 1 / task.payload)
     for payload in (0, 1):
-        site.enqueue(payload)
-        site.drain()
+        site.drained(payload)
         assert len(site.booked()) == payload
 
 
@@ -105,8 +103,7 @@ def test_in_atomic_mode_its_writes_are_the_task_s(site: Site) -> None:
 def test_another_value_is_refused(site: Site, returned: Any, caplog: pytest.LogCaptureFixture) -> None:
     factory = middleware(lambda call, task: call(task) and returned)
     processor(QUEUE, middleware=[factory])(lambda task: "mine")
-    site.enqueue()
-    site.drain()
+    site.drained()
     assert site.values("result") == ["mine"]
     (line,) = [message for message in caplog.messages if message.startswith("Middleware ")]
     assert f"{name_of(factory)}returned another" in line
@@ -129,8 +126,7 @@ def test_the_failure_of_the_processor_stands(site: Site, then: Any, caplog: pyte
         calls.append(task.id)
         raise ValueError("mine")
 
-    task = site.enqueue()
-    site.drain()
+    task = site.drained()
     assert (site.task(task).status, len(calls)) == ("ERROR", 1)
     (attempt,) = site.attempts(task)
     assert (attempt.error_type, attempt.message) == ("builtins.ValueError", "mine")

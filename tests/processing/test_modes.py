@@ -29,8 +29,7 @@ ONCE: dict[str, Any] = {"max_attempts": 1}
 @pytest.mark.parametrize(("mode", "left"), [("separate", ["a"]), ("atomic", [])])
 def test_what_an_exception_leaves_behind(site: Site, mode: str, left: list[str]) -> None:
     processor(QUEUE, mode=mode, **ONCE)(lambda task: site.book("a") / 0)
-    task = site.enqueue()
-    site.run()
+    task = site.ran()
     assert site.booked() == left and site.task(task).status == "ERROR"
     assert [attempt.message for attempt in site.attempts(task)] == ["division by zero"]
 
@@ -101,8 +100,7 @@ def test_atomic_an_outcome_rolled_back_with_a_savepoint_is_settled_by_what_is_re
             raise ValueError("not this way")
         return "second"
 
-    site.enqueue()
-    site.run()
+    site.ran()
     assert site.values("status", "result", "total_attempt") == [("COMPLETED", "second", 1)]
     assert site.booked() == ["a"]
 

@@ -147,9 +147,7 @@ def test_a_processor_that_reenqueues_by_itself_gets_the_same_delay(site: Site) -
     def settle_it(task: Lease) -> None:
         task.reenqueue(result="half", keep_attempts=True)
 
-    task = site.enqueue()
-    site.drain()
-    row = site.task(task)
+    row = site.drained()
     assert (wait_of(row), row.result, row.attempt) == (60, "half", 1)
 
 
@@ -174,17 +172,14 @@ def test_settling_by_oneself_without_a_policy_raises_and_writes_nothing(site: Si
             return str(error)
         return "not raised"
 
-    site.enqueue()
-    site.drain()
+    site.drained()
     [(status, said)] = site.values("status", "result")
     assert status == "COMPLETED" and QUEUE in said and "Give the delay" in said
 
 
 def test_a_policy_that_gives_up_ends_in_error(site: Site) -> None:
     processor(QUEUE, reenqueue=Staged((1, timedelta(0)), jitter=0))(again)
-    task = site.enqueue()
-    site.drain()
-    row = site.task(task)
+    row = site.drained()
     assert (row.status, row.reenqueue_attempt) == ("ERROR", 1)
     assert "gives up at reenqueue 2" in (row.process_result or "")
 
@@ -205,8 +200,7 @@ HOURLY, TWO_MINUTES = Fixed(timedelta(hours=1)), "fixed:2m,jitter=0"
 def test_which_delay_counts(site: Site, settings: Any, given: Any, options: Any, function: Any, seconds: int) -> None:
     settings.DBTASKQUEUE = given
     processor(QUEUE, **options)(function)
-    task = site.enqueue()
-    site.drain()
+    task = site.drained()
     assert wait_of(site.task(task)) == seconds
 
 
@@ -247,16 +241,14 @@ def test_a_generator_function_is_refused(function: Callable[..., object]) -> Non
 @pytest.mark.parametrize("function", [work, functools.partial(of_number, 0), Asynchronous()])
 def test_an_async_callable_is_awaited(site: Site, function: Callable[..., object]) -> None:
     processor(QUEUE)(function)
-    task = site.enqueue()
-    site.run()
+    task = site.ran()
     assert site.task(task).result == 7
 
 
 @pytest.mark.parametrize("returned", [behind_a_wrapper, lambda task: work(task), lambda task: (one for one in ())])
 def test_what_was_never_run_is_a_failure(site: Site, returned: Callable[..., object]) -> None:
     registry.register(QUEUE, returned, max_attempts=1)
-    task = site.enqueue()
-    site.run()
+    task = site.ran()
     assert (site.task(task).status, site.task(task).result) == ("ERROR", None)
     assert "whose code has not run. Await it" in site.attempts(task)[0].message
 
@@ -266,8 +258,7 @@ def test_what_was_never_run_is_a_failure(site: Site, returned: Callable[..., obj
 def test_a_large_result_is_kept_whole_by_the_projects_limit(site: Site, settings: Any, outcome: object) -> None:
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "PAYLOAD_MAX_BYTES": 5_000_000}
     registry.register(QUEUE, lambda task: outcome if task.total_attempt == 1 else None, reenqueue="fixed:1h")
-    task = site.enqueue()
-    site.drain()
+    task = site.drained()
     assert site.task(task).result == LARGE
 
 
@@ -277,8 +268,7 @@ def test_a_step_and_a_signal_follow_the_projects_limit(site: Site, settings: Any
     def process(task: Lease) -> bool:
         return [task.step("large", lambda: LARGE), task.wait_for("more")] == [LARGE, LARGE]
 
-    task = site.enqueue()
-    site.drain()
+    task = site.drained()
     assert site.attempts(task)[0].message.startswith("The result of step 'large' cannot be stored: ")
     with pytest.raises(PayloadError, match="The data of signal 'more' cannot be stored"):
         signal(site.enqueue(), "more", LARGE)

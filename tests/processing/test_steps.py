@@ -66,8 +66,7 @@ def test_async_processors_take_steps_too(site: Site) -> None:
             raise ValueError("the printer is off")
         return number
 
-    site.enqueue()
-    site.drain()
+    site.drained()
     assert (site.values("result"), fetched, site.booked()) == ([7], [1], ["seat 7"])
 
 
@@ -79,8 +78,7 @@ def test_a_step_that_fails_leaves_nothing_and_is_tried_again(site: Site) -> None
             raise ConnectionError("no answer")
 
     processor(QUEUE, retry=NOW)(lambda task: task.step("reserve", book_and_fail, task.attempt))
-    site.enqueue()
-    site.drain()
+    site.drained()
     assert site.booked() == ["seat 2"]
 
 
@@ -122,8 +120,7 @@ def test_a_changed_step_fails_at_once_and_says_which(site: Site, later: tuple[st
                     task.step(name, lambda: 1)
         raise ValueError("again")
 
-    task = site.enqueue()
-    site.drain()
+    task = site.drained()
     assert site.values("status", "attempt") == [("ERROR", 2)]
     [_, failure] = site.attempts(task)
     assert failure.error_type.endswith(StepChanged.__name__) and message.format(task.pk) in failure.message
@@ -165,8 +162,7 @@ def test_a_reprocessed_task_goes_on_after_its_last_step(site: Site) -> None:
         if task.total_attempt == 1:
             raise ValueError("the printer is off")
 
-    site.enqueue()
-    site.drain()
+    site.drained()
     assert site.values("status") == ["ERROR"]
     site.tasks().reprocess()
     site.drain()
@@ -193,8 +189,7 @@ def test_a_replaced_task_begins_anew(site: Site, many: bool, keep_due: bool) -> 
         task.step("reserve", site.book, task.payload)
         return task.wait_for("approved")
 
-    task = site.enqueue("12A", "UA-15")
-    site.drain()
+    task = site.drained("12A", "UA-15")
     if many:
         items = [{"reference": "UA-15", "payload": "12B"}, {"reference": "UA-16", "payload": "12C"}]
         enqueue_many(QUEUE, items, on_duplicate="replace", keep_due=keep_due, using=site.alias)

@@ -59,8 +59,7 @@ def test_a_sleep_spends_no_attempt_and_is_passed_when_it_is_over(site: Site, mod
 
 def test_a_sleeping_task_that_starts_early_sleeps_the_rest(site: Site) -> None:
     processor(QUEUE)(lambda task: task.sleep(3 * DAY))
-    site.enqueue()
-    site.drain()
+    site.drained()
     advance(DAY, using=site.alias)
     site.tasks().run_now()
     assert site.drain().suspended == 1
@@ -120,8 +119,7 @@ def test_a_wait_ends_at_its_timeout_and_gives_the_same_answer_ever_after(site: S
         if task.attempt == 1:
             raise ValueError("again")
 
-    site.enqueue()
-    site.drain()
+    site.drained()
     assert suspended(site) == [("CREATED", 0, 1, None, 0)]
     advance(DAY, using=site.alias)
     site.drain()
@@ -131,8 +129,7 @@ def test_a_wait_ends_at_its_timeout_and_gives_the_same_answer_ever_after(site: S
 
 def test_an_uncaught_timeout_fails_at_once(site: Site) -> None:
     processor(QUEUE, retry=NOW)(lambda task: task.wait_for("approved", timeout=timedelta(0)))
-    task = site.enqueue()
-    site.drain()
+    task = site.drained()
     assert site.values("status", "attempt") == [("ERROR", 1)]
     assert "waited for the signal 'approved'" in site.attempts(task)[0].message
 
@@ -150,8 +147,7 @@ def test_others_of_the_group_run_while_one_waits(site: Site) -> None:
 
 def test_a_signal_to_a_task_that_has_ended_or_is_not_there_is_refused(site: Site) -> None:
     processor(QUEUE)(lambda task: None)
-    task = site.enqueue()
-    site.drain()
+    task = site.drained()
     with pytest.raises(SignalRefused, match=f"task {task.pk} is COMPLETED"):
         signal(task, "approved")
     with pytest.raises(SignalRefused, match="there is no task 4711"):
