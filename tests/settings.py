@@ -30,18 +30,10 @@ DATABASES = {
     "sqlite": sqlite(SQLITE_FILE) | {"TEST": {"NAME": SQLITE_FILE}},
 }
 
+CONTRIB = ("admin", "auth", "contenttypes", "sessions", "messages", "staticfiles")
 INSTALLED_APPS = [
-    "django.contrib.admin",
-    "django.contrib.auth",
-    "django.contrib.contenttypes",
-    "django.contrib.sessions",
-    "django.contrib.messages",
-    "django.contrib.staticfiles",
-    "django_filters",
-    "django_tables2",
-    "django_dbtaskqueue",
-    "example_project.flights",
-    "tests.testapp",
+    *(f"django.contrib.{app}" for app in CONTRIB),
+    *("django_filters", "django_tables2", "django_dbtaskqueue", "example_project.flights", "tests.testapp"),
 ]
 
 MIDDLEWARE = [
@@ -52,17 +44,15 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
 ]
 
+CONTEXT_PROCESSORS = [
+    "django.template.context_processors.request",
+    *(f"django.contrib.{app}.context_processors.{app}" for app in ("auth", "messages")),
+]
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "APP_DIRS": True,
-        "OPTIONS": {
-            "context_processors": [
-                "django.template.context_processors.request",
-                "django.contrib.auth.context_processors.auth",
-                "django.contrib.messages.context_processors.messages",
-            ]
-        },
+        "OPTIONS": {"context_processors": CONTEXT_PROCESSORS},
     }
 ]
 

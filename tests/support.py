@@ -1,11 +1,13 @@
 """What tests of a queue need beyond pytest: wait for facts, act on several connections, watch each change of status."""
 
+import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from django.core.management import call_command
 from django.db import connections, transaction
 from django.db.models import QuerySet
 
@@ -82,6 +84,13 @@ def sql(statement: str, parameters: Sequence[Any] | None = None, alias: str = "d
     with connections[alias].cursor() as cursor:
         cursor.execute(statement, parameters)
         return list(cursor.fetchall()) if cursor.description else []
+
+
+def output_of(*words: object, **options: Any) -> str:
+    """Run a command of ``manage.py`` in this process; return what it prints."""
+    out = io.StringIO()
+    call_command(*map(str, words), stdout=out, **options)
+    return out.getvalue()
 
 
 def backend_pid(using: str = "default") -> int:

@@ -11,7 +11,6 @@ from typing import Any
 
 import polib
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 from django.utils.translation import override
 from django.utils.translation.template import templatize
@@ -107,14 +106,12 @@ SHOWN = {
 
 
 @pytest.fixture
-def op(admin_user: User, settings: Any) -> Iterator[Client]:
+def op(admin_client: Client, settings: Any) -> Iterator[Client]:
     sessions = settings.MIDDLEWARE.index("django.contrib.sessions.middleware.SessionMiddleware") + 1
     locale = "django.middleware.locale.LocaleMiddleware"
     settings.MIDDLEWARE = [*settings.MIDDLEWARE[:sessions], locale, *settings.MIDDLEWARE[sessions:]]
-    client = Client()
-    client.force_login(admin_user)
     with override("en"):  # a request leaves its language behind in the thread; this takes it back
-        yield client
+        yield admin_client
 
 
 @pytest.mark.django_db

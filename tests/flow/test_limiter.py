@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import Complete, LeaseLost, enqueue, enqueue_many, queue
@@ -404,7 +403,7 @@ def test_a_rate_as_text(settings: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "word"), [("two", "max_running"), ("paced", "rate")])
-def test_people_read_which_limit_holds_a_task_back(name: str, word: str, settings: Any, client: Any) -> None:
+def test_people_read_which_limit_holds_a_task_back(name: str, word: str, settings: Any, admin_client: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"two": {"max_running": 2}, "paced": {"rate": "3/h", "burst": 3}, "free": {}}}
     enqueue_many(name, [{}] * 9)
     task = enqueue(name)
@@ -425,8 +424,7 @@ def test_people_read_which_limit_holds_a_task_back(name: str, word: str, setting
     assert (limits["rate"], limits["tokens"]) == ((None, 0) if name == "two" else ("3/h", 0))
     assert (limits["reached"], limits["held_back"]["number"]) == (word, 8 if name == "two" else 7)
     assert limits["next_seconds"] is None if name == "two" else 1100 < limits["next_seconds"] <= 1200
-    client.force_login(User.objects.create_superuser("ada"))
-    assert used in client.get(f"/admin/dbtaskqueue/queue/{name}/change/").content.decode()
+    assert used in admin_client.get(f"/admin/dbtaskqueue/queue/{name}/change/").content.decode()
 
 
 def taken_keys(alias: str, leases: list[Lease] | None = None) -> list[str]:

@@ -1,6 +1,5 @@
 """The site as operators use it: its addresses and users, and what they ask by page, API and command line."""
 
-import io
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -11,9 +10,9 @@ from urllib.parse import parse_qsl, urljoin
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
-from django.core.management import call_command
 from django.db.models.functions import Now
 from django.test import Client
+from django.test.html import Element
 from django.urls import include, path
 
 from django_dbtaskqueue.admin import ADMIN_CLASSES
@@ -22,6 +21,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations import bulk
 from tests.factories import QUEUE
+from tests.support import output_of
 
 api = path("api/", include("django_dbtaskqueue.api.urls"))
 urlpatterns = [path("admin/", admin.site.urls), api, path("metrics", metrics)]
@@ -93,6 +93,14 @@ def crawled(browser: Client, *guessed: str) -> Iterator[tuple[str, Any]]:
             waiting += [urljoin(address, unescape(link)) for link in LINK.findall(answer.content.decode())]
 
 
+def elements(node: Element) -> Iterator[Element]:
+    """Yield an element of a page and all in it."""
+    yield node
+    for child in node.children:
+        if isinstance(child, Element):
+            yield from elements(child)
+
+
 def post(browser: Client, where: str, **given: Any) -> Any:
     return browser.post(f"/api/{where}", given, content_type="application/json")
 
@@ -105,9 +113,7 @@ def refused(
 
 
 def command(*words: object) -> str:
-    out = io.StringIO()
-    call_command("taskqueue", *map(str, words), stdout=out, no_color=True)
-    return out.getvalue()
+    return output_of("taskqueue", *words, no_color=True)
 
 
 def data(*words: object) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote as url_quote
@@ -16,7 +16,7 @@ from django.contrib.messages import get_messages
 from django.db import connection
 from django.db.models import CharField, JSONField, Model
 from django.test import Client
-from django.test.html import Element, parse_html
+from django.test.html import parse_html
 from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 from django.utils import timezone
@@ -31,7 +31,7 @@ from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.serializers import message_of, short_error
 from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS
 from tests.factories import HOLDER, QUEUE, age, make_task
-from tests.operations.site import ADMIN, OVERVIEW, POLLERS, QUEUES, TASKS, attempt, staff, text as text_of
+from tests.operations.site import ADMIN, OVERVIEW, POLLERS, QUEUES, TASKS, attempt, elements, staff, text as text_of
 from tests.operations.test_hostile_rows import kind_of, plain_row, write
 
 MODELS: list[type[Model]] = [Task, Queue, Poller, Attempt, TaskHistory, BulkOperation, AuditEntry]
@@ -155,13 +155,6 @@ def test_nothing_from_a_row_is_markup_and_looking_changes_nothing(op: Client) ->
     for url in (page_of(rows[1]), page_of(rows[1]).replace("/change/", "/history/"), "/admin/"):
         assert_harmless(text_of(op.get(url)), url)
     assert "&lt;img src=x" in text_of(op.get(page_of(rows[1])))
-
-
-def elements(node: Element) -> Iterator[Element]:
-    yield node
-    for child in node.children:
-        if isinstance(child, Element):
-            yield from elements(child)
 
 
 def assert_harmless(shown: str, where: str) -> None:

@@ -37,7 +37,7 @@ from tests.pipeline.commands import CHEAP, in_turn
 from tests.pipeline.lakes import Bucket
 from tests.poller.processes import Started, manage
 from tests.poller.test_logs import Terminal
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, output_of, until
 
 
 class Echo(jobs.Job):
@@ -157,9 +157,7 @@ def test_the_command_knows_the_project_s_database_queues_and_objectives(pg: Data
 
 
 def explained(*words: str) -> str:
-    out = io.StringIO()
-    call_command("runtaskpipeline", "explain", *words, stdout=out)
-    return out.getvalue()
+    return output_of("runtaskpipeline", "explain", *words)
 
 
 def test_the_database_is_django_s(database: Database) -> None:

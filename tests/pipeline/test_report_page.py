@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import Any
 import pandas as pd
 import pytest
 from django.core.management import CommandError, call_command
-from django.test.html import Element, parse_html
+from django.test.html import parse_html
 
 from django_dbtaskqueue.core.durations import percent, seconds, thousands
 from django_dbtaskqueue.operations.report_page import html_file, report_body
 from django_dbtaskqueue.pipeline.reports.report import MAX_CHART_STEPS, over_time
+from tests.operations.site import elements
 from tests.pipeline.histories import HOUR, MONDAY
 from tests.report_figures import forecast_figures, report_figures, whatif_figures
 
@@ -118,13 +118,6 @@ def test_figures_of_another_kind_or_version_are_no_page() -> None:
         assert report_body(kind, found) is None
         with pytest.raises(ValueError, match="no figures of report or forecast or whatif"):
             html_file(kind, found)
-
-
-def elements(node: Element) -> Iterator[Element]:
-    yield node
-    for child in node.children:
-        if isinstance(child, Element):
-            yield from elements(child)
 
 
 def test_a_file_stands_alone_and_runs_no_script_but_its_own() -> None:

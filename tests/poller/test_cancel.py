@@ -6,13 +6,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
-from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 
 from django_dbtaskqueue import DuplicateTask, enqueue, enqueue_many, signals
 from django_dbtaskqueue.models import Attempt, AuditEntry, Task
@@ -22,7 +20,7 @@ from tests.clock import SteppedClock
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import SELDOM, Gate, Start, alive, completed, lines, polling, status_of
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, output_of, until
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.usefixtures("children_here")
@@ -73,7 +71,7 @@ def test_a_loop_in_c_ends_when_an_operator_cancels_it(deaf: Deaf, caplog: pytest
     with polling({"apart": 1}, threads=1):
         program, child = deaf.started()
         after = enqueue("apart", "after")
-        call_command("taskqueue", "cancel", "--id", str(task.pk), "--reason", "wrong file", "--yes", stdout=StringIO())
+        output_of("taskqueue", "cancel", "--id", task.pk, "--reason", "wrong file", "--yes")
         until(lambda: not alive(program) and not alive(child))
         until(lambda: status_of(after) == "COMPLETED")
     assert status_of(task) == "POISON" and "is gone" in caplog.text

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from django_dbtaskqueue.models import Attempt, Poller, Queue, Task
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase, _as_default
 from tests.poller.processes import keep_full, lines, polling, runtaskpoller
-from tests.support import until
+from tests.support import output_of, until
 
 
 def statuses(queue: str = "work") -> Counter[str]:
@@ -115,7 +114,7 @@ def test_each_command_says_in_a_sentence_that_postgresql_is_not_migrated(unmigra
     sentence = r'The database is not migrated \(relation "\w+" does not exist\)\. Run: python manage\.py migrate'
     for line in COMMANDS:
         with pytest.raises(CommandError, match=f"^{sentence}$") as ended:
-            call_command(*line.split(), stdout=StringIO())
+            output_of(*line.split())
         assert ended.value.returncode == 3, line
 
 

@@ -2,14 +2,11 @@
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.db import connection, transaction
-from django.test import Client
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, enqueue, enqueue_many, queue, registry
 from django_dbtaskqueue.core.lease import Lease
@@ -23,8 +20,9 @@ from django_dbtaskqueue.signals import task_changed
 from django_dbtaskqueue.testing import run_poller
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
+from tests.operations.site import logged_in
 from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, take, taken
-from tests.support import PATIENCE, actors, at_once, minute_counts, taken_back, until
+from tests.support import PATIENCE, actors, at_once, minute_counts, output_of, taken_back, until
 
 EVERY_CALL = """
 from datetime import timedelta
@@ -133,16 +131,15 @@ def test_what_operators_do_in_any_way_is_counted_and_told(mail: QueueHandle, tol
     late = [mail.put(ttl=SECOND).pk for _ in range(2)]
     age(HOUR, pk__in=late)
     told.clear()
-    browser = Client()
-    browser.force_login(User.objects.create_superuser("ada"))
+    browser = logged_in(User.objects.create_superuser("ada"))
     Task.objects.filter(pk=failed[0]).reprocess()
-    call_command("taskqueue", "reprocess", f"--id={failed[1]}", "--yes", stdout=StringIO())
+    output_of("taskqueue", "reprocess", f"--id={failed[1]}", "--yes")
     body = {"ids": [failed[2]], "reason": "mended"}
     assert browser.post("/api/tasks/reprocess/ids", body, content_type="application/json").json()["changed"] == 1
     form = {"action": "reprocess", "_selected_action": [failed[3]], "reason": "mended", "confirm": "yes"}
     assert browser.post("/admin/dbtaskqueue/task/", form).status_code == 302
     assert lookup.reprocess("mail", "R4")
-    call_command("housekeeptasks", stdout=StringIO())
+    output_of("housekeeptasks")
     Task.objects.filter(pk=failed[0]).cancel()
     Task.objects.filter(queue="mail").purge()
     expected = [("reprocess", pk) for pk in failed] + [("ttl", pk) for pk in late] + [("cancel", failed[0])]

@@ -1,11 +1,9 @@
 """Put, take and what becomes of a task: each verb of the pull API, by the lease or by its token."""
 
 from datetime import timedelta
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import connection, transaction
 
 from django_dbtaskqueue import DuplicateTask, LeaseLost, TaskQueueError, enqueue_many, processor, queue
@@ -14,7 +12,7 @@ from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.factories import age, make_task
 from tests.processing.conftest import Letter
 from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, row, status, take, taken
-from tests.support import minute_counts, taken_back
+from tests.support import minute_counts, output_of, taken_back
 
 
 def test_behind_tasks_whose_group_has_no_token_others_are_taken(mail: QueueHandle, configure: Configure) -> None:
@@ -323,5 +321,5 @@ def test_verbs_of_operators_move_it_with_the_due_time(mail: QueueHandle) -> None
     tasks.release_all()
     assert ttl_left(task) == TTL
     for verb in (["snooze", "--for=1h"], ["run-now"]):
-        call_command("taskqueue", *verb, f"--id={task.id}", "--yes", stdout=StringIO())
+        output_of("taskqueue", *verb, f"--id={task.id}", "--yes")
         assert ttl_left(task) == TTL

@@ -1,6 +1,5 @@
 """The job ``enqueue``: files in, tasks out, and nothing half-written."""
 
-import io
 import json
 from collections.abc import Mapping
 from datetime import timedelta
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from pyspark.sql import SparkSession
 
 from django_dbtaskqueue import enqueue as enqueue_task
@@ -21,6 +20,7 @@ from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, archive
 from tests.pipeline.spark.test_copy_jobs import replay
 from tests.pipeline.test_source_write import FUTURE
+from tests.support import output_of
 
 
 @pytest.fixture
@@ -65,9 +65,7 @@ def test_a_stopped_load_goes_on_unless_rows_of_finished_chunks_changed(spark: Sp
     def resumed(**options: str) -> str:
         """Run the job as its command does, on the running session; return its output."""
         words = [word for name, value in {**load, **options}.items() for word in (f"--{name}", value)]
-        out = io.StringIO()
-        call_command("runtaskpipeline", "enqueue", *words, "--quiet", stdout=out)
-        return out.getvalue()
+        return output_of("runtaskpipeline", "enqueue", *words, "--quiet")
 
     def stop_after_one(stage: str, done: int, total: int) -> None:
         if stage == "enqueueing" and done == 1:

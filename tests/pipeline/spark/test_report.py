@@ -1,6 +1,5 @@
 """The job ``report`` on real databases and a lake: its figures, and every place it writes them to."""
 
-import io
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +9,6 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from django.core.management import call_command
 from pyspark.sql import SparkSession
 
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
@@ -26,6 +24,7 @@ from django_dbtaskqueue.pipeline.source import few_tasks, schema_of
 from tests.factories import make_task
 from tests.pipeline.histories import HOUR, MONDAY, times
 from tests.pipeline.lakes import archive, flip
+from tests.support import output_of
 
 SAID = "password=hunter for no <b>mailbox</b>"  # stored before there was a rule for it
 SHUFFLES = "spark.sql.shuffle.partitions"
@@ -172,9 +171,8 @@ def test_a_short_span_has_short_steps(spark: SparkSession, sqlite: Database, ste
     "words", ["whatif --slots 2", *(pytest.param(one, marks=pytest.mark.slow) for one in ("report", "forecast"))]
 )
 def test_of_an_empty_database_a_command_says_so_and_succeeds(tmp_path: Path, words: str) -> None:
-    out = io.StringIO()
-    call_command("runtaskpipeline", *words.split(), "--out", str(tmp_path / "out"), "--quiet", stdout=out)
-    assert out.getvalue() == "There is no task yet, so there is nothing to compute from.\n"
+    said = output_of("runtaskpipeline", *words.split(), "--out", tmp_path / "out", "--quiet")
+    assert said == "There is no task yet, so there is nothing to compute from.\n"
     assert not (tmp_path / "out").exists() and not PipelineReport.objects.exists()
 
 
