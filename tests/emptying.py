@@ -4,18 +4,12 @@ Django's ``flush`` empties all tables and makes all content types and permission
 such tests. Content types and permissions stay here.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test import TransactionTestCase
 
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import usage
-
-if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.test import TransactionTestCase
 
 # Bytes. To empty few rows takes less than to make new files; the next test would read the many dead rows.
 LARGE = 2**17

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, make_dataclass
 from typing import Any
 
@@ -132,9 +133,20 @@ def test_a_row_names_nothing_into_being() -> None:
     assert not {"antigravity", "this"} & (set(sys.modules) - before)
 
 
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    *((nothing, {}, "is not a function") for nothing in (None, 5, "a.path")),
+    (object, {}, r"object needs a process\(task\) method"),
+    (write_later, {"mode": "atomic"}, "no async atomic"),
+    (write, {"mode": "external"}, "'separate' or 'atomic'"),
+    (write_later, {"executor": ThreadPoolExecutor(1)}, "coroutine that is not awaited"),
+    (write, {"executor": 5}, r"must be an object with submit\(\)"),
+    *((write, {"concurrency": value}, "concurrency=.* whole number of at least 1") for value in (0, -1, 1.5, True)),
+    *((write, {"batch": value}, "batch=.* whole number of at least 1") for value in (0, -1, True, "5")),
+]
+
+
 def test_what_cannot_process_is_refused_when_it_is_registered() -> None:
-    nothings: dict[Any, str] = dict.fromkeys((None, 5, "a.path"), "is not a function")
-    for nothing, words in (nothings | {object: r"object needs a process\(task\) method"}).items():
+    for function, options, words in REFUSED:
         with pytest.raises(ImproperlyConfigured, match=words):
-            processor("letters")(nothing)
+            processor("letters", **options)(function)
     assert registry.find("letters", None) is None

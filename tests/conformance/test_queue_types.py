@@ -39,20 +39,17 @@ def two_groups(world: World) -> World:
 GO_ON = (Complete(), Poison("bad"), Fail("no", retry=False), Reenqueue(timedelta(hours=1)))
 
 
-@pytest.mark.parametrize("outcome, then", [*((one, ["a2"]) for one in GO_ON), (Release(), ["a1"]), (Fail("later"), [])])
-def test_what_becomes_of_a_head_says_who_is_next_of_its_group(two_groups: World, outcome: Any, then: Any) -> None:
+NEXT = [*(("hold", one, ["a2"]) for one in GO_ON), ("hold", Release(), ["a1"])]
+NEXT += [("hold", Fail("later"), []), ("skip", Fail("later"), ["a2"])]
+
+
+@pytest.mark.parametrize(("retry", "outcome", "then"), NEXT)
+def test_what_becomes_of_a_head_says_who_is_next(two_groups: World, retry: str, outcome: Any, then: Any) -> None:
+    two_groups.configure(group_retry=retry)
     head = two_groups.checkout(1)[0]
     head.port.retry = Fixed(timedelta(hours=1), jitter=0)
-    two_groups.settle(head, outcome)
+    head.port.settle(head, outcome)
     assert taken(two_groups.checkout(10)) == [*then, "b1", "free"]
-
-
-def test_a_retry_lets_others_pass_where_the_queue_says_skip(two_groups: World) -> None:
-    two_groups.configure(group_retry="skip")
-    head = two_groups.checkout(1)[0]
-    head.port.retry = Fixed(timedelta(hours=1), jitter=0)
-    head.port.settle(head, Fail("later"))
-    assert taken(two_groups.checkout(10)) == ["a2", "b1", "free"]
 
 
 def test_a_busy_group_in_front_costs_the_others_nothing(world: World) -> None:

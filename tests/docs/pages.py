@@ -25,7 +25,6 @@ from typing import Any
 
 import yaml
 from django.core.management import ManagementUtility
-from django.db import connection
 from packaging.requirements import Requirement
 
 from django_dbtaskqueue.conf import settings as conf
@@ -33,6 +32,7 @@ from django_dbtaskqueue.contrib.embedded import free_port as free_port  # other 
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.stranger.environments import execute
+from tests.support import sql
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
@@ -142,10 +142,7 @@ class Reader(Typist):
                 conf.queue_settings(queue)
 
     def type_sql(self, block: Block) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(block.text)
-            rows = cursor.fetchall() if cursor.description else []
-        self.output = "\n".join(" | ".join(map(str, row)) for row in rows)
+        self.output = "\n".join(" | ".join(map(str, row)) for row in sql(block.text))
 
     def type_ini(self, block: Block) -> None:
         """Parse; a systemd unit's ExecStart must be a command line that we accept."""

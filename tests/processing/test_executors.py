@@ -272,15 +272,6 @@ def test_a_process_that_dies_fails_the_attempt_and_the_next_one_finds_new_proces
     assert "BrokenProcessPool" in processes.attempts(deadly)[0].error_type
 
 
-def test_what_is_no_executor_is_refused_at_registration(pool: ThreadPoolExecutor) -> None:
-    async def process(task: Lease) -> None: ...
-
-    with pytest.raises(ImproperlyConfigured, match="coroutine that is not awaited"):
-        processor(QUEUE, executor=pool)(process)
-    with pytest.raises(ImproperlyConfigured, match=r"must be an object with submit\(\)"):
-        processor(QUEUE, executor=5)(lambda task: None)
-
-
 NO_EXECUTORS = [
     (SimpleNamespace(submit=print), "attribute slots"),
     (lambda: 5, "no submit"),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.core import checks
-from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, transaction
 
 from django_dbtaskqueue import Complete, Fail, LeaseLost, Poison, Reenqueue, enqueue_many, processor, registry
@@ -247,15 +246,6 @@ def test_an_atomic_processor_of_another_database_is_a_system_check_error(setting
     assert "book" in error.msg and "'sqlite'" in error.msg and "'default'" in error.msg
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": "sqlite"}}}
     assert checks.run_checks(tags=["dbtaskqueue"]) == []
-
-
-def test_what_is_no_mode_is_refused() -> None:
-    async def process(task: Lease) -> None: ...
-
-    with pytest.raises(ImproperlyConfigured, match="no async atomic"):
-        processor(QUEUE, mode="atomic")(process)
-    with pytest.raises(ImproperlyConfigured, match="'separate' or 'atomic'"):
-        processor(QUEUE, mode="external")(book)
 
 
 def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site, held: Held) -> None:

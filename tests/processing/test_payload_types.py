@@ -247,11 +247,7 @@ def test_a_class_that_is_not_the_registered_one_is_refused(site: Site, named: di
     assert (report.enqueued, report.rejected) == (1, 1)
 
 
-def test_a_limit_a_size_of_batches_or_a_name_that_cannot_be_is_refused() -> None:
-    for name, wrong in (("concurrency", (0, -1, 1.5, True)), ("batch", (0, -1, True, "5"))):
-        for value in wrong:
-            with pytest.raises(ImproperlyConfigured, match=rf"{name}=.* whole number of at least 1"):
-                processor(QUEUE, **{name: value})(lambda task: None)
+def test_a_name_that_no_column_holds_is_refused() -> None:
     long = of_another_module(Letter, __module__="m" * 200)
     with pytest.raises(PayloadError, match="Give the class a shorter one: payload_type"):
         processor(QUEUE, payload=long)(lambda task: None)
