@@ -255,10 +255,7 @@ def stored(settings: Mapping[str, Any], *, where: str, fixed: Sequence[str] = ()
 
 
 def _row_values(given: Mapping[str, Any], *, where: str, fixed: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a ``Queue`` row may say: numbers, durations, switches and retry text. It names no code and no place.
-
-    The weakest login that enqueues may write the row, and every poller and producer obeys it.
-    """
+    """Return what a ``Queue`` row may say. It names no code and no place: whoever enqueues may write it."""
     values = queue_values(given, where=where)
     for name, value in values.items():
         if name in PROJECT_ONLY or (name == "strategy" and value not in STRATEGIES):

@@ -167,10 +167,7 @@ def _insert(insert: Insert, row: Row, rule: UniqueRule | None, alias: str) -> Ta
 def _existing(
     session: Session, queue: str, row: Row, on_duplicate: str, rule: UniqueRule | None = None, *, spent: bool = False
 ) -> Task | None:
-    """Return the task that holds the row's reference, or raise ``DuplicateTask``; None if it has gone meanwhile.
-
-    ``spent``: the reference stays taken when its task has left the table.
-    """
+    """Return the task with the reference, or raise ``DuplicateTask``; None if it has gone and was not ``spent``."""
     reference, words = row["reference_number"], "" if rule is None else rule.words
     references = session.sql.dialect.array([reference])
     found = session.run(session.sql.find, {"queue_name": queue, "references": references})

@@ -127,10 +127,7 @@ async def _next_async(task: object) -> object:
 
 @contextmanager
 def _entered(layers: Sequence[Layer], function: Call, task: object) -> Iterator[tuple[_Running, Call]]:
-    """Make the call of the first layer the current one. Its code does not settle, unless it says so.
-
-    What it raises becomes what the call ends with.
-    """
+    """Make the call of the first layer the current one; what that raises becomes what the call ends with."""
     layer, call = layers[0], _Running(layers, function)
     assert layer.around is not None  # noqa: S101 -- for the type checker: ``surrounded`` left out the others
     token = _current.set(call)

@@ -219,10 +219,7 @@ def delete_unread_events(session: Session) -> int:
 
 
 def _delete(rows: QuerySet[Any], old: Q, first: QuerySet[Any] | None = None) -> int:
-    """Delete those of the ``first`` rows that are old and that no other transaction has locked.
-
-    By default, of the oldest rows. A longer search would read the whole table for nothing.
-    """
+    """Delete those of the ``first`` rows, by default the oldest, that are old and that nobody has locked."""
     first = rows.order_by("pk") if first is None else first
     ids, features = list(first.values_list("pk", flat=True)[:ROWS_PER_BATCH]), connections[rows.db].features
     if not ids:  # mostly; on SQLite a transaction would lock the database

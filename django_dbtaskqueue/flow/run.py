@@ -209,10 +209,7 @@ def _call_atomic(lease: Lease, processor: Processor) -> None:
 
 
 def _is_open(lease: Lease) -> bool:
-    """Whether an atomic processor has left its task to be settled; raise ``LeaseLost`` again if it hushed that up.
-
-    What it settled inside a savepoint of its own may be rolled back.
-    """
+    """Whether an atomic processor has left its task to be settled; raise ``LeaseLost`` again if it hushed that up."""
     if lease.lost:
         raise lease.gone(lease.lost)
     return not lease.touched or lease.port.stands(lease)

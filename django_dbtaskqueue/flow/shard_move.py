@@ -344,10 +344,7 @@ class ShardMove:
 
 
 def _begin(session: Session) -> None:
-    """Let the commit wait for the disk, because the other database relies on it.
-
-    On SQLite: take the write lock before the first read, which could not be done later.
-    """
+    """Let the commit wait for the disk, on which the other database relies; on SQLite, lock before the first read."""
     if session.postgresql:
         session.run(ENSURE_DURABLE, {})
     else:

@@ -281,11 +281,7 @@ def _tasks(operation: BulkOperation) -> TaskQuerySet:
 
 
 def _next_chunk(operation: BulkOperation, tasks: TaskQuerySet, matching: TaskQuerySet) -> list[int]:
-    """Return the ids of the next tasks that match, and move the cursor to where the search for them ended.
-
-    Reads windows of ids, one per statement, for any search. Windows grow while nothing is found; gaps between
-    ids cost nothing.
-    """
+    """Return the ids of the next tasks that match, from growing windows of ids; move the cursor to the window's end."""
     deadline = clock.monotonic() + MAX_EMPTY_SEARCH_S
     size = min(TASKS_PER_CHUNK, _remaining(operation))
     while operation.cursor < operation.last_id:

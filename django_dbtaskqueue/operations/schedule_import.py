@@ -185,10 +185,7 @@ def _celery_definition(row: Row) -> tuple[Definition, list[str]]:
 
 
 def _of_crontab(row: Row) -> Definition:
-    """Return the definition. Celery wants a day that is in both fields of days; cron one that is in either.
-
-    Celery's own parser made sets of numbers of the texts. Sunday is 0.
-    """
+    """Return the definition. Celery wants a day that is in both fields of days, cron in either; its Sunday is 0."""
     try:
         found = row.schedule
     except Exception as error:  # what Celery raises for a wrong text has no common class

@@ -233,10 +233,7 @@ class Fetcher:
         return [self._take_by_processor(session, queues[0], asked)]
 
     def _take_by_processor(self, session: Session, queue: QueueState, asked: int) -> QueueShare:
-        """Take tasks so that no processor gets more than its free slots, and a full one does not block the others.
-
-        Each statement asks for the smallest number of free slots among the processors, and leaves out the full ones.
-        """
+        """Take tasks so that no processor gets more than its free slots, and a full one does not block the others."""
         total, served = QueueShare(queue.cursor, asked, port=queue.port, reached=True), set[Processor]()
         processors = queue.placement.processors
         while True:

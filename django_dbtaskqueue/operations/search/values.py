@@ -98,10 +98,7 @@ def _choice(known: Sequence[str], piece: Piece, term: str) -> Match:
 
 
 def _ordered(value: Callable[[str, str], str], unequal: Text, piece: Piece, term: str) -> Match:
-    """A value that can be compared: ``3``, ``>=3``, ``1..5``.
-
-    ``value`` returns the one form of a text. ``unequal`` says what to write because nothing but a day can be equal.
-    """
+    """A value that can be compared: ``3``, ``>=3``, ``1..5``. ``unequal``: what to write if only days can be equal."""
     op, text = split(piece)
     low, dots, high = text.partition("..")
     if dots and not op:
