@@ -273,8 +273,8 @@ def loads(text: str | bytes) -> JSON:
 
 
 def loads_exactly(text: str | bytes) -> Any:
-    """Return the value of JSON that a person or a program wrote; ``ValueError`` where a part of it would be lost."""
-    return json.loads(text, parse_constant=_refuse_number, parse_float=_finite, object_pairs_hook=_once)
+    """Return the value of JSON that a person or a program wrote; ``ValueError`` for a key that occurs twice."""
+    return json.loads(text, object_pairs_hook=_once)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

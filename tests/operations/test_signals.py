@@ -49,7 +49,7 @@ def test_an_approval_waits_three_days_and_goes_on_after_one_click(op: Client, ta
     page = text(op.get(f"{TASKS}{task.pk}/change/"))
     assert "This task waits for the signal approved" in page and "has waited for the signal approved for 3d" in page
     assert "12A" in page and "hunter2" not in page
-    for data, reason in (("{", "not JSON"), ('{"a": 1, "a": 2}', "occurs twice"), ("1e999", "not finite")):
+    for data, reason in (("{", "not JSON"), ('{"a": 1, "a": 2}', "occurs twice")):
         assert reason in text(op.post(TASKS, {**fields_of(page), "data": data})) and not sent.exists()
     answer = op.post(TASKS, {**fields_of(page), "data": '{"limit": 500}', "reason": "the report is in"}, follow=True)
     assert "1 task got the signal" in text(answer)
