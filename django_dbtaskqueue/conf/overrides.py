@@ -60,7 +60,7 @@ def overridden_settings(queue: str, alias: str, connection: BaseDatabaseWrapper 
 
 
 def known_overrides(queue: str, alias: str) -> dict[str, Any]:
-    """Return the runtime overrides that ``queue_settings`` has just laid over the settings of a queue."""
+    """Return the runtime overrides that ``overridden_settings`` has just laid over the settings of a queue."""
     row = _rows.get((alias, str(connections[alias].settings_dict["NAME"]), queue))
     return {} if row is None or row.settings is row.base else dict(row.values or {})
 

@@ -234,7 +234,7 @@ def declarations() -> dict[str, dict[str, Any]]:
 
 
 def redeclare(saved: Mapping[str, dict[str, Any]]) -> None:
-    """Put back what ``declared`` returned."""
+    """Put back what ``declarations`` returned."""
     _declared.clear()
     _declared.update(saved)
     _clear_queues()

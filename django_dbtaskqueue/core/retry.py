@@ -185,7 +185,7 @@ class PerException:
 
 
 def normalise(policy: AnyPolicy) -> Policy:
-    """Return a policy from a policy, a mapping per exception class, text for ``parse``, or None (the default).
+    """Return a policy from a policy, a mapping per exception class, text for ``parse_policy``, or None (the default).
 
     Raises TypeError or ValueError for anything else, before a task depends on it.
     """
@@ -259,7 +259,7 @@ def _build(kind: str, words: list[tuple[str, str, str]]) -> Policy:
 
 
 def policy_text(policy: Policy) -> str:
-    """Return the text that ``parse`` reads as ``policy``; for a policy that only code can express, a description."""
+    """Return the text that ``parse_policy`` reads as ``policy``; of one that only code can express, a description."""
     if isinstance(policy, PerException):
         entries = policy.policies.items()
         return "; ".join(f"{cls.__qualname__} -> {policy_text(entry) if entry else 'never'}" for cls, entry in entries)

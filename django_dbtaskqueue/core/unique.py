@@ -71,7 +71,7 @@ class UniqueRule(ABC):
         return f"{self.kind}:{blake2b(text.encode(), key=key, digest_size=HASH_LENGTH // 2).hexdigest()}"
 
     def __str__(self) -> str:
-        """The text that ``parse`` reads."""
+        """The text that ``parse_rule`` reads."""
         given = [(one.name, one.default, getattr(self, one.name)) for one in fields(self)]  # type: ignore[arg-type]
         words = [
             text if default is MISSING else f"{name}={text}"

@@ -1,6 +1,6 @@
 """Reads of pages and of the API from a standby: ``DBTASKQUEUE["READ_ALIAS"]``.
 
-While ``read`` calls a view, ``alias_for`` and ``aliases_of`` name the standby in place of the database that it follows.
+While ``read_standby`` calls a view, ``alias_for`` and ``aliases_of`` name the standby in place of its database.
 An action never runs inside: it reads and locks where it writes.
 """
 

@@ -32,7 +32,7 @@ from django_dbtaskqueue.flow.selection import (
 )
 from django_dbtaskqueue.models import AbstractTask
 
-ROWS_PER_PUT_BACK = 100  # rows in one statement of ``put_back``
+ROWS_PER_PUT_BACK = 100  # rows in one statement of ``set_back``
 NOT_DUE_AFTER = ("cancel", "snooze", "delete")  # verbs after which no poller needs to look
 IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
 Columns = dict[str, Any]

@@ -1,9 +1,9 @@
 """Run: a lease becomes an outcome. The life of a run, for the poller, the pull API, the test kit and Spark's workers:
 
-1. ``refusal``   is the task expired, or is there no processor for it here? Then it does not start.
-2. ``prepare``   decode the payload and the context; what cannot be decoded fails for good.
-3. ``perform``   call the processor in its middleware; an exception means failure, all else is an outcome it returns.
-4. ``run``       the three together, decided (``decide``): what is to be written.
+1. ``refusal``: is the task expired, or is there no processor for it here? Then it does not start.
+2. ``decode_task``: decode the payload and the context; what cannot be decoded fails for good.
+3. ``perform_task``: call the processor in its middleware; an exception is a failure, all else an outcome it returns.
+4. ``run``: the three together, decided (``decide_call``): what is to be written.
 
 Nothing is written here, except in atomic mode: there the outcome and the processor's writes commit together.
 ``perform_all`` and ``run_all`` take the leases of one call, which are several for a processor with ``batch=``.
@@ -138,7 +138,7 @@ def decode_task(lease: Lease, processor: Processor) -> Fail | None:
 
 
 def run(lease: Lease, processor: Processor) -> Settlement | None:
-    """``perform``, decided: what is to be written; None for nothing. Never raises."""
+    """``perform_task``, decided: what is to be written; None for nothing. Never raises."""
     outcome = perform_task(lease, processor)
     return outcome if outcome is None or outcome is DONE else decide_call(lease, outcome)
 
@@ -216,7 +216,7 @@ def _is_open(lease: Lease) -> bool:
 
 
 async def perform_async(lease: Lease, processor: Processor) -> Decidable | None:
-    """``perform`` for an async processor; a cancellation is left to the caller."""
+    """``perform_task`` for an async processor; a cancellation is left to the caller."""
     unreadable = decode_task(lease, processor)
     if unreadable is not None:
         return unreadable
@@ -251,7 +251,7 @@ def _failed(lease: Lease, error: BaseException) -> Decidable | None:
 
 
 def perform_all(leases: Sequence[Lease], processor: Processor) -> list[Decidable | None]:
-    """``perform`` for the leases of one call, in order, not decided yet. Never raises.
+    """``perform_task`` for the leases of one call, in order, not decided yet. Never raises.
 
     Of a batch processor, an exception fails each task of the call by its own budget. In atomic mode the call is one
     transaction; when it fails, each task is called alone in a transaction of its own, and only those that fail then

@@ -139,7 +139,7 @@ def _taken(rows: QuerySet[AbstractTask], tasks: Iterable[AbstractTask], before: 
 
 
 def _packed(tasks: Sequence[AbstractTask]) -> dict[str, list[Any]]:
-    """Return what ``restore`` needs, by column; a column of equal values holds one."""
+    """Return what ``restore_tasks`` needs, by column; a column of equal values holds one."""
     found = {}
     for name in RESTORED:
         values = [getattr(task, name) for task in tasks]
