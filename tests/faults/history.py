@@ -5,18 +5,14 @@ from typing import NamedTuple
 
 from django.db import connections
 
-from tests.faults.sizes import LEASE_S
-
 DUE = """
 CASE OLD.status WHEN 'PROCESSING' THEN OLD.next_process_time ELSE greatest(OLD.ready_time, OLD.next_process_time) END
 """
-# Leases of the queue, or of its group, that have not run out, where a task of a queue with limits is taken. Those that
-# a poller renewed after it had stood still for two leases are left out: about them the limit promises nothing.
+# Leases of the queue, or of its group, that have not run out, where a task of a queue with limits is taken.
 RUNNING = """
 CASE WHEN NEW.status = 'PROCESSING' AND NEW.queue_name IN ('limited', 'wide') THEN (
     SELECT count(*) FROM dbtaskqueue_task WHERE queue_name = NEW.queue_name AND status = 'PROCESSING'
     AND next_process_time > statement_timestamp() AND group_key IS NOT DISTINCT FROM NEW.group_key
-    AND (id, total_attempt) NOT IN (SELECT task, fence FROM faults_revived)
 ) ELSE 0 END
 """
 # Of each column its type and its value; OLD and NEW are NULL where there is no such row.
@@ -49,12 +45,6 @@ STATEMENTS = (
     "CREATE FUNCTION faults_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
     f" INSERT INTO faults_history ({', '.join(WRITTEN)})"
     f" VALUES ({', '.join(value for _, value in WRITTEN.values())}); RETURN NULL; END $$",
-    "CREATE TABLE faults_revived (task bigint, fence bigint, PRIMARY KEY (task, fence))",
-    "CREATE FUNCTION faults_revive() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-    " INSERT INTO faults_revived VALUES (NEW.id, NEW.total_attempt) ON CONFLICT DO NOTHING; RETURN NULL; END $$",
-    "CREATE TRIGGER faults_renewal AFTER UPDATE ON dbtaskqueue_task FOR EACH ROW WHEN (OLD.status = 'PROCESSING'"
-    " AND NEW.status = 'PROCESSING' AND OLD.total_attempt = NEW.total_attempt"
-    f" AND OLD.next_process_time < statement_timestamp() - interval '{LEASE_S} s') EXECUTE FUNCTION faults_revive()",
     "CREATE TRIGGER faults_insert AFTER INSERT OR DELETE ON dbtaskqueue_task FOR EACH ROW"
     " EXECUTE FUNCTION faults_write()",
     "CREATE TRIGGER faults_update AFTER UPDATE ON dbtaskqueue_task FOR EACH ROW WHEN (OLD.status <> NEW.status"

@@ -1,25 +1,17 @@
 """Each checker finds the violation that is planted for it, and nothing in a run in which all went well."""
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db.models.functions import Now
 
-from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import Task
-from tests.factories import make_task
-from tests.faults import history
 from tests.faults.__main__ import scaled
 from tests.faults.checkers import CHECKERS, Evidence, Needs, Row, check, end_ratios, restarts
 from tests.faults.history import Change
 from tests.faults.ledger import Event
-from tests.faults.sizes import LEASE_S, MAX_RUNNING, MUTATED, RATES, STEPS
-from tests.support import sql
+from tests.faults.sizes import MAX_RUNNING, MUTATED, RATES, STEPS
 
 PID = 77
-HOUR = timedelta(hours=1)
 
 
 def change(seq: int, old: str | None, new: str | None, fence: int = 0, **values: Any) -> Change:
@@ -186,18 +178,6 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
 
 def test_a_run_in_which_all_went_well_has_no_violation() -> None:
     assert {promise: broken for promise, broken in check(GOOD).items() if broken} == {}
-
-
-@pytest.mark.django_db
-def test_a_lease_that_was_renewed_after_a_stop_of_two_leases_is_left_out_of_the_limit(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"limited": {}}}
-    history.install()
-    for late in (0.9, 1.1):
-        task = make_task(Status.PROCESSING, queue="limited", next_process_time=timedelta(seconds=-late * LEASE_S))
-        Task.objects.filter(pk=task.pk).update(next_process_time=Now() + HOUR)
-    make_task(queue="limited")
-    Task.objects.checkout("limited", poller_instance="p")
-    assert sql("SELECT running FROM faults_history WHERE old_status = 'CREATED'") == [(2,)]
 
 
 def test_starts_at_the_rate_are_no_breach() -> None:
