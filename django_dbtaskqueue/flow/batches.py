@@ -17,7 +17,7 @@ from django_dbtaskqueue.core.json import is_name
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
 from django_dbtaskqueue.db.session import Session, checked_alias, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
-from django_dbtaskqueue.flow.dependencies import Members, TaskKey, attach, by_table, members
+from django_dbtaskqueue.flow.dependencies import Members, attach, by_table, members
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import Batch, Hold, Task
 
@@ -95,9 +95,9 @@ class BatchHandle:
             attach(session, inside.edges, inside.policies)
         if on_complete is not None:
             options = {"queue": on_complete} if isinstance(on_complete, str) else dict(on_complete)
-            steps = {name: TaskKey(task._meta.label_lower, task.pk) for name, task in self.steps.items()}
-            named = {name: key for name, key in steps.items() if key in inside.keys}
-            self.callback = enqueue(**options, after=named or keys, on_parent_failure="run", using=self.alias)
+            named = {name: one for name, one in self.steps.items() if (one._meta.label_lower, one.pk) in inside.keys}
+            after = named if len({*named.values()}) == len(keys) else keys  # what a step calls may enqueue, too
+            self.callback = enqueue(**options, after=after, on_parent_failure="run", using=self.alias)
             row.callback_location, row.callback_id = self.callback._meta.label_lower, self.callback.pk
             row.save(using=self.alias, update_fields=["callback_location", "callback_id"])
         if outer is not None:

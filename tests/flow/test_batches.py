@@ -163,6 +163,30 @@ def test_a_fan_in_reads_the_results_of_its_parents_by_name(alias: str, settings:
         parents["lefd"]
 
 
+def test_the_task_at_a_workflows_end_knows_by_name_what_joined(alias: str) -> None:
+    enqueue("parcels", "there before", using=alias)
+    workflow = Workflow("w", on_complete="letters", using=alias).add("mine", "parcels")
+    workflow.add("other", "parcels", "there before", on_duplicate="ignore").enqueue()
+    for _ in range(2):
+        taken(alias).complete()
+    parents = taken(alias, "letters").parents
+    assert parents["mine"].status == "COMPLETED" and parents.counts == {"COMPLETED": 1}
+
+
+def test_a_workflows_end_waits_for_a_task_without_a_name_too(settings: Any) -> None:
+    def router(*_facts: object) -> str:
+        enqueue("notes")
+        return "default"
+
+    shards = {"shards": ["default", "sqlite"], "router": router}
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": shards, "letters": {}, "notes": {}}}
+    Workflow("w", on_complete="letters").add("mine", "parcels").enqueue()
+    taken("default").complete()
+    assert take("default", "letters") is None
+    taken("default", "notes").complete()
+    assert taken("default", "letters").parents.counts == {"COMPLETED": 2}
+
+
 def test_cycles_and_unknown_names_are_refused_before_anything_is_written(alias: str) -> None:
     cycle = Workflow("w", using=alias).add("a", "parcels", after="c").add("b", "parcels", after="a")
     cycle.add("c", "parcels", after="b")
