@@ -5,15 +5,16 @@ connection: autocommit, prepared statements, and plans that do not flip with the
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from functools import cache, cached_property, lru_cache, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary
 
+from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -35,6 +36,8 @@ from django_dbtaskqueue.models import AbstractTask, Task, TemporaryTask
 if TYPE_CHECKING:
     from psycopg.abc import AdaptContext
 
+P = ParamSpec("P")
+T = TypeVar("T")
 TIMESTAMPTZ_OID = 1184
 LIBPQ_IDLE = 0  # libpq's number of a connection that is in no transaction
 MIN_STATEMENTS_TO_PREPARE = 3  # on one connection: fewer do not pay for the round trips of preparing
@@ -439,3 +442,14 @@ def statements_of(model: type[AbstractTask], vendor: str) -> Statements:
     renamed = {one.db: quote(fields[one.name]) for one in TASK_COLUMNS if fields[one.name] != one.db}
     tables = Tables(quote(model._meta.db_table), columns=renamed)
     return Statements(tables, DIALECTS.get(vendor, SQLITE))
+
+
+def asynchronous(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return a function for async code, on Django's thread for the ORM, with the same arguments and promises."""
+
+    @wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await sync_to_async(function)(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = f"a{function.__name__}"
+    return call

@@ -261,9 +261,8 @@ def sweep_missing(session: Session, after: int) -> int:
     edges = {"after": after, "until": until, "location": session.location}
     if missing := _missing(session, session.sql.open_parents, edges):
         of = {"location": session.location, "ids": array(missing)}
-        tell_ends(
-            session, (), {**dict.fromkeys(missing, str(COMPLETED)), **dict(session.run(session.sql.moved_statuses, of))}
-        )
+        moved: dict[int, str] = dict(session.run(session.sql.moved_statuses, of))
+        tell_ends(session, (), {**dict.fromkeys(missing, str(COMPLETED)), **moved})
     if missing := _missing(session, session.sql.waited_for, edges):
         of = {"location": session.location, "ids": array(missing)}
         with session.atomic():

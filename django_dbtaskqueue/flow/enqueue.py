@@ -12,23 +12,22 @@ from datetime import datetime, timedelta
 from enum import Enum
 from functools import partial
 from operator import itemgetter
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
-from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.models import Model, signals as model_signals
 from django.db.models.base import ModelState
 
 from django_dbtaskqueue.conf import overrides, settings as conf
 from django_dbtaskqueue.core import codecs, context, json as json_payload
-from django_dbtaskqueue.core.columns import ENQUEUED, OWN_COLUMNS, EnqueueOptions, InsertOptions, TaskOptions
+from django_dbtaskqueue.core.columns import ENQUEUED, OWN_COLUMNS, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import enqueue_hook
 from django_dbtaskqueue.core.durations import MAX_DELAY, MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
 from django_dbtaskqueue.core.sql.enqueue import RARE_COLUMNS, REPLACE, RETURNED
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, alias_for, model_of
+from django_dbtaskqueue.db.session import Session, alias_for, asynchronous, model_of
 from django_dbtaskqueue.flow import placement, usage
 from django_dbtaskqueue.flow.dependencies import members, related_of
 from django_dbtaskqueue.flow.insert import MAX_ROUNDS, REFERENCE, Insert
@@ -223,13 +222,7 @@ def _instance(session: Session, values: Row) -> Task:
     return task
 
 
-async def aenqueue(
-    queue: str, reference: str | None = None, payload: Any = None, **options: Unpack[EnqueueOptions]
-) -> Task:
-    """The async twin of ``enqueue``, with the same arguments and promises."""
-    return await sync_to_async(enqueue)(queue, reference, payload, **options)
-
-
+aenqueue = asynchronous(enqueue)
 RUN_AT_YEARS = range(2, 9001)  # the time zones of a first or last day lead out of what Python can say
 MAX_KEY_LENGTH = json_payload.MAX_NAME_CHARS
 TEXT_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")

@@ -14,22 +14,21 @@ from enum import Enum
 from functools import partial
 from itertools import chain, islice
 from types import NoneType
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn
 
-from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import codecs
-from django_dbtaskqueue.core.columns import OPTIONS, EnqueueManyOptions, InsertOptions, TaskOptions
+from django_dbtaskqueue.core.columns import OPTIONS, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import enqueue_hook
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.core.json import dumps_many, short_repr
 from django_dbtaskqueue.core.sql.enqueue import REPLACE
 from django_dbtaskqueue.core.unique import UniqueRule
-from django_dbtaskqueue.db.session import Session, aliases_of, model_for
+from django_dbtaskqueue.db.session import Session, aliases_of, asynchronous, model_for
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.dependencies import related_of
 from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, ON_DUPLICATE, joined, row_of
@@ -130,9 +129,7 @@ def _enqueue_items(queue: str, items: Iterable[Any], how: InsertOptions, on_inva
     return EnqueueReport(**done, rejections=tuple(rejections))
 
 
-async def aenqueue_many(queue: str, items: Iterable[Any], **options: Unpack[EnqueueManyOptions]) -> EnqueueReport:
-    """The async twin of ``enqueue_many``, with the same arguments and promises."""
-    return await sync_to_async(enqueue_many)(queue, items, **options)
+aenqueue_many = asynchronous(enqueue_many)
 
 
 def _insert(insert: Insert, session: Session, share: Batch, rule: UniqueRule | None) -> Counter[str]:
@@ -292,9 +289,7 @@ def _encoded(values: list[Any]) -> tuple[str | None, list[Any]]:
 
 
 def _size(some: Sliced) -> int:
-    if isinstance(some, UniformRows):
-        return sum(map(len, some.payloads))
-    return sum(len(row["payload"] or "") for _, row in some)
+    return sum(map(len, some.payloads if isinstance(some, UniformRows) else [row["payload"] or "" for _, row in some]))
 
 
 def _named(index: int, error: EnqueueError) -> EnqueueError:

@@ -230,8 +230,7 @@ class ShardMove:
                     reasons.setdefault(one.pk, words)
 
     def _groups_with(self, alias: str, keys: Iterable[str], *statuses: str) -> set[str]:
-        found = self.tasks(alias).filter(group_key__in=list(keys), status__in=statuses)
-        return set(_texts(found, "group_key"))
+        return set(_texts(self.tasks(alias).filter(group_key__in=list(keys), status__in=statuses), "group_key"))
 
     # -- 2 and 3: insert, delete ---------------------------------------------------------------------------------------
 
@@ -381,8 +380,7 @@ def _with_texts(tasks: Tasks) -> Tasks:
 
 
 def _ledger(target: str, *key: str) -> QuerySet[UsedReference]:
-    start = ":".join([*key, ""])
-    return UsedReference.objects.using(target).filter(queue=MOVE_LEDGER, reference__startswith=start)
+    return UsedReference.objects.using(target).filter(queue=MOVE_LEDGER, reference__startswith=":".join([*key, ""]))
 
 
 def _came(alias: str, mark: Mark) -> set[int]:

@@ -175,8 +175,7 @@ def _delete_traces(session: Session, task: AbstractTask) -> None:
     alias = session.connection.alias
     session.model._base_manager.using(alias).filter(pk=task.pk)._raw_delete(alias)
     for model in (TaskHistory, Attempt, Step):
-        traces = model._base_manager.using(alias).filter(location=session.location, task_id=task.pk)
-        traces._raw_delete(alias)
+        model._base_manager.using(alias).filter(location=session.location, task_id=task.pk)._raw_delete(alias)
 
 
 def _processor(target: Any) -> Processor | None:
