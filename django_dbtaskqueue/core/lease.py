@@ -67,6 +67,7 @@ class Port(Protocol):
     reenqueue: AnyPolicy
     keep: str  # the settings of these names
     group_retry: str
+    revivable: float  # seconds after its end in which a lease may still be extended
     log_level: int  # of the log lines of each task's life; 0: none
     extra: Mapping[str, object]  # the project's own settings of the queue
     calls: ClassVar[Mapping[str, str]]  # names of outcomes in the usage counters, where they are not those of pollers

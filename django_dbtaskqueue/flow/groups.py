@@ -168,6 +168,7 @@ LOCK_TIMEOUT_SQLSTATE = "55P03"
 NO_RATE_TOKENS = 1e9  # of a queue without a rate: with the first rate it has a whole burst
 TOKEN_ROUNDING = 1e-6  # tokens that are missing only because floats are rounded
 MAX_ENDED_LEASES = 20_000  # that a process remembers for a queue; a forgotten one is found by the next exact count
+ENDLESS_SECONDS = 1e9
 TOTAL_ATTEMPT, GROUP = POSITION["total_attempt"], POSITION["group"]
 SAFE_SHARE = 0.5  # of the room that is left, which a checkout may take before it has the lock
 NEAR_SHARE = 0.8  # of the limit: when so many run, the row names no lease that ended
@@ -294,7 +295,7 @@ class Limiter(threading.local):
         found = list[Row]()
         if self.max_running is None or running <= self.max_running * NEAR_SHARE:
             known = {"queue_name": self.queue, "rate": self.rate, "burst": self.burst, "known": memory.stamp}
-            stored = {"leases": ",".join(names), "stamp": stamp, "taken": self._tokens_of(rows)}
+            stored = {"leases": ",".join(names), "stamp": stamp, "taken": float(len(rows) * bool(self.rate))}
             found = session.run(session.sql.count_in_limit, {**known, **stored, "watched": MAX_UNWATCHED_S})
         if not found:
             memory.ended.extend(ended)
@@ -335,7 +336,7 @@ class Limiter(threading.local):
         taken = self._within_group_rates(session, rows)
         refused = len(taken) < len(rows)
         if taken or self.max_running is not None:
-            stored = {"queue_name": self.queue, "leases": "", "stamp": "", "taken": self._tokens_of(taken)}
+            stored = {"queue_name": self.queue, "leases": "", "stamp": "", "taken": float(len(taken) * bool(self.rate))}
             if self.max_running is not None:
                 new = _named([f"{row[0]}:{row[TOTAL_ATTEMPT]}" for row in taken])
                 running += len(taken) - len(taken_over)
@@ -351,9 +352,6 @@ class Limiter(threading.local):
         if len(taken) < wanted and len(found) >= free:  # there may be more tasks
             self.pause = self._pause(tokens_left, by_rate=len(taken) == allowed, refused=refused)
         return taken, stamp, names
-
-    def _tokens_of(self, taken: list[Row]) -> float:
-        return float(len(taken)) if self.rate else 0.0
 
     def _pause(self, tokens: float, *, by_rate: bool, refused: bool) -> float:
         if refused:
@@ -413,6 +411,11 @@ def note_ended(alias: str, leases: Iterable[Lease]) -> None:
             memory.ended.extend(ended)
 
 
+def revivable_seconds(settings: QueueSettings) -> float:
+    """Return for how long after its end a lease may still be extended: half the time for which it counts."""
+    return ENDLESS_SECONDS if settings.max_running is None else settings.lease.total_seconds() / 2
+
+
 def _piece(task_id: int, token: int) -> str:
     return f"{task_id}:{token}"
 
@@ -448,7 +451,7 @@ def _drop(names: Names, ended: list[str]) -> int:
 def _leases(session: Session, known: set[str], lease: float) -> tuple[list[Fence], list[Fence]]:
     """Return which leases hold, and which ran out and may still be renewed or taken over.
 
-    One that ran out counts for one more ``lease`` at most: then no poller works for it that is not stuck.
+    One that ran out counts for one more ``lease`` at most: nobody can extend it then (``revivable_seconds``).
     """
     ids = ",".join([piece.partition(":")[0] for piece in known])
     ids = f"{{{ids}}}" if session.postgresql else f"[{ids}]"

@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.exceptions import SignalRefused, SignalTimeout, Ste
 from django_dbtaskqueue.core.lease import Lease, ReceivedSignal, Steps, current_lease
 from django_dbtaskqueue.core.outcomes import Decidable, Outcome, Settlement, Suspend, check_delay
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, alias_for, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, asynchronous, model_for
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.dependencies import Parents, TaskKey, parents_of
 from django_dbtaskqueue.flow.run import decide
@@ -41,6 +41,7 @@ class SettlePort:
         self.alias, self.model, self.key = alias, model, key
         self.keep, self.group_retry, self.log_level = "keep", "hold", 0
         self.extra: Mapping[str, object] = {}
+        self.revivable = groups.ENDLESS_SECONDS
         self.retry: Any = None
         self.reenqueue: Any = None
 
@@ -49,6 +50,7 @@ class SettlePort:
         self.retry = settings.retry if "retry" in overrides else None
         self.reenqueue = settings.reenqueue if "reenqueue" in overrides else None
         self.keep, self.group_retry = settings.keep, settings.group_retry
+        self.revivable = groups.revivable_seconds(settings)
         self.log_level, self.extra = logging.getLevelNamesMapping().get(settings.log_level or "", 0), settings.extra
 
     @property
@@ -92,7 +94,7 @@ class SettlePort:
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
         session, seconds = self.session, delta.total_seconds()
-        lease.until_text = str(_write(session, session.sql.touch, lease, "touch", delta=seconds))
+        lease.until_text = str(_write(session, session.sql.touch, lease, "touch", delta=seconds, since=-self.revivable))
         lease.deadline += seconds
         usage.count_calls(session.connection, {(lease.queue, "touch"): (lease.id,)})
 
@@ -360,17 +362,7 @@ def signal(
     return woken
 
 
-async def asignal(
-    task: AbstractTask | Lease | int,
-    name: str,
-    data: object = None,
-    *,
-    queue: str | None = None,
-    using: str | None = None,
-    actor: str = "",
-) -> bool:
-    """``signal`` for async code, on Django's thread for the ORM."""
-    return await sync_to_async(signal)(task, name, data, queue=queue, using=using, actor=actor)
+asignal = asynchronous(signal)
 
 
 def signal_all(tasks: Iterable[AbstractTask], name: str, data: object, *, actor: str) -> int:

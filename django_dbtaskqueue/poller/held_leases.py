@@ -263,14 +263,15 @@ class Renewer(WatchedThread):
 
 
 def renew(session: Session, leases: list[Lease], seconds: float, min_lease: float = 0.0) -> list[Lease]:
-    """Extend leases to ``seconds`` (or their own length) from now; return those that are gone.
+    """Extend leases of a queue to ``seconds`` (or their own length) from now; return those that are gone.
 
     A lease whose row is locked (by its processor's transaction) is neither extended nor gone, nor is one whose
-    processor has settled it.
+    processor has settled it. One that ended too long ago is gone, if the queue's limit may have forgotten it.
     """
-    now = clock.monotonic()
+    now, revivable = clock.monotonic(), leases[0].port.revivable
     rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in leases])
-    kept = {row[0] for row in session.run(session.sql.renew, {"rows": rows, "lease": seconds, "min_lease": min_lease})}
+    asked = {"rows": rows, "lease": seconds, "min_lease": min_lease, "since": -revivable}
+    kept = {row[0] for row in session.run(session.sql.renew, asked)}
     newest = dict(sorted((lease.id, lease.total_attempt) for lease in leases))  # of a task that was taken again
     mine = [lease for lease in leases if lease.total_attempt == newest[lease.id]]
     for lease in mine:
@@ -279,6 +280,7 @@ def renew(session: Session, leases: list[Lease], seconds: float, min_lease: floa
     if len(kept) == len(leases):
         return []
     if len(kept) < len(mine):
-        kept = kept.union(*resolve(session, [lease for lease in mine if lease.id not in kept]))
+        settled, _ = resolve(session, [lease for lease in mine if lease.id not in kept])
+        kept |= settled.union(id for id, *_, left in session.run(session.sql.held_leases, asked) if left > -revivable)
     still_held = {lease for lease in mine if lease.id in kept}
     return [lease for lease in leases if lease not in still_held and not lease.touched]

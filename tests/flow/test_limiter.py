@@ -22,6 +22,7 @@ from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.models import Limit, Poller, Queue, Task
 from django_dbtaskqueue.operations.explain import explain
+from django_dbtaskqueue.poller.held_leases import renew
 from django_dbtaskqueue.testing import advance
 from tests.operations.site import command, data
 from tests.support import at_once, taken_back
@@ -119,6 +120,21 @@ def test_a_lease_that_nobody_here_can_take_over_counts_for_one_more_lease(alias:
     assert take("two", alias) == []
     advance(31 * SECOND, using=alias)
     assert counts("two", alias, 10, 10) == [2, 0]  # the lease of the second ran out meanwhile: it is taken over
+
+
+def test_a_lease_that_the_limit_has_forgotten_is_extended_by_nobody(alias: str) -> None:
+    enqueue_many("two", [{}] * 4, using=alias)
+    first, second = stalled = take("two", alias)
+    session = Session.on(alias)
+    Task.objects.using(alias).filter(pk__in=[lease.id for lease in stalled]).update(priority=1)  # others go first
+    advance(61 * SECOND, using=alias)
+    assert renew(session, [first], 600.0) == []  # it counts, so it may go on
+    advance(61 * SECOND, using=alias)
+    assert counts("two", alias, 10, 10) == [1, 0]
+    assert renew(session, stalled, 60.0) == [second] and not second.touched
+    with pytest.raises(LeaseLost):
+        second.touch(120 * SECOND)
+    second.complete()  # nobody else has taken it
 
 
 def test_leases_from_before_the_limit_count(alias: str, settings: Any) -> None:

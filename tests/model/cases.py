@@ -42,6 +42,5 @@ VARIANTS = {
     "head that was just taken": Variant("a task becomes the head in place of one that was just taken", ALONE, GROUP),
     "no rescue": Variant("nobody ends a task whose process died in its last attempt", STUCK),
     "uncharged failure": Variant("a failure gives its attempt back", CIRCLE),
-    # The package is so: docs/explanation/reliability.md names it among what is not promised.
     "pause of two leases": Variant("a poller renews a lease that the limit has forgotten", LIMIT, LIMITED),
 }

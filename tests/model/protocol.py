@@ -228,13 +228,16 @@ class Protocol:
         return Task(COMPLETED if verb == "complete" else ERROR, row.token, 0, NONE, False)
 
     def renewals(self, state: State, who: int, locked: set[int]) -> Iterator[Step]:
-        """``poller.held_leases``: extend leases under the fence, past locked rows, whether they are over or not."""
+        """``poller.held_leases``: extend leases under the fence, past locked rows; also those that are over.
+
+        With a limit none is extended that the limit has forgotten.
+        """
         for job in state.pollers[who].jobs:
             row = state.tasks[job.task]
             if job.known not in (RUNNING, SENT) or job.task in locked:
                 continue
             if row.token == job.token and row.status == PROCESSING:
-                if row.lease != LIVE:
+                if row.lease == OVER or (row.lease == FORGOTTEN and self.variant == "pause of two leases"):
                     label = Label("{who} renews its lease of task {task}", who, job.task)
                     yield label, with_task(state, job.task, row._replace(lease=LIVE)), False
             elif self.variant == "cancel that frees a running slot":
@@ -328,7 +331,7 @@ class Protocol:
             if row.lease == LIVE:
                 label = Label("the lease of task {task} ends", task=task)
                 yield label, with_task(state, task, row._replace(lease=OVER)), False
-            elif self.size.limit and (self.variant == "pause of two leases" or not state.holders(task, up=False)):
+            elif self.size.limit:
                 label = Label("the lease of task {task} is over for a second lease", task=task)
                 yield label, with_task(state, task, row._replace(lease=FORGOTTEN)), False
 

@@ -160,8 +160,11 @@ class CheckoutStatements(Group):
         " AND {HERE} {skipping}"
     )
 
+    _revivable = part("next_process_time > {later:%(since)s}")
     # Extend held leases. Skips locked rows, so a renewal never waits for a processor's own row lock.
-    renew = template("UPDATE {task} SET next_process_time = {_lease_end} WHERE {among:id|{unlocked}} RETURNING id")
+    renew = template(
+        "UPDATE {task} SET next_process_time = {_lease_end} WHERE {among:id|{unlocked}} AND {_revivable} RETURNING id"
+    )
     leased_to = template(
         "SELECT {leased} FROM {task} WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL"
         " AND status IN ({_sources:renew}) AND poller_instance = %(poller_instance)s"
@@ -174,7 +177,8 @@ class CheckoutStatements(Group):
     # Extend one lease by ``delta`` seconds; returns its new end.
     touch = template(
         "UPDATE {task} SET next_process_time = {later:%(delta)s|next_process_time},"
-        " expire_time = {maybe_later:%(delta)s|expire_time} WHERE {_one_lease} RETURNING {text:next_process_time}"
+        " expire_time = {maybe_later:%(delta)s|expire_time}"
+        " WHERE {_one_lease} AND {_revivable} RETURNING {text:next_process_time}"
     )
     progress = template(
         "UPDATE {task} SET process_result = %(note)s, last_update_time = {now} WHERE {_one_lease} RETURNING id"

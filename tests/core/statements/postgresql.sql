@@ -1839,6 +1839,7 @@ WHERE id = ANY(ARRAY(
     WHERE t.status IN ('PROCESSING')
     FOR NO KEY UPDATE OF t SKIP LOCKED
 ))
+AND next_process_time > statement_timestamp() + %(since)s * interval '1 second'
 RETURNING id;
 
 -- Statements.reserve_ids
@@ -2019,6 +2020,7 @@ SET next_process_time = next_process_time + %(delta)s * interval '1 second', exp
 WHERE id = %(id)s
 AND total_attempt = %(total_attempt)s
 AND status IN ('PROCESSING')
+AND next_process_time > statement_timestamp() + %(since)s * interval '1 second'
 RETURNING next_process_time::text;
 
 -- Statements.unlocked
@@ -3721,6 +3723,7 @@ WHERE id = ANY(ARRAY(
     WHERE t.status IN ('PROCESSING')
     FOR NO KEY UPDATE OF t SKIP LOCKED
 ))
+AND next_process_time > statement_timestamp() + %(since)s * interval '1 second'
 RETURNING id;
 
 -- Statements.to_history (one row)

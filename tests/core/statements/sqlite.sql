@@ -1334,6 +1334,7 @@ WHERE id IN (
     AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 )
+AND next_process_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(since)s))
 RETURNING id;
 
 -- Statements.running_of
@@ -1511,6 +1512,7 @@ SET next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', next_process_time, p
 WHERE id = %(id)s
 AND total_attempt = %(total_attempt)s
 AND status IN ('PROCESSING')
+AND next_process_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(since)s))
 RETURNING CAST(next_process_time AS text);
 
 -- Statements.unlocked
@@ -2881,6 +2883,7 @@ WHERE id IN (
     AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 )
+AND next_process_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(since)s))
 RETURNING id;
 
 -- Statements.to_history (one row)
