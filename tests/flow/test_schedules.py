@@ -284,11 +284,12 @@ def test_a_schedule_that_raises_says_so_and_stops_no_other(alias: str, clock: St
 
 def test_a_declared_schedule_whose_row_cannot_be_written_stops_no_other(alias: str) -> None:
     """Given a payload that a person changed and SQL made unreadable, when the code changes, then the others follow."""
-    names = ["bad", "good"]
-    declare(alias, dict.fromkeys(names, hourly()))
+    names, before = ["bad", "good"], hourly()
+    after = replace(before, cron=before.cron.replace("* * * *", "4 * * *"))
+    declare(alias, dict.fromkeys(names, before))
     change = "UPDATE dbtaskqueue_schedule SET payload = %s, edited = '[\"payload\"]' WHERE name = 'bad'"
     sql(change, ["9" * 5000], alias)  # a number of more digits than Python reads
-    declare(alias, dict.fromkeys(names, replace(hourly(), cron="5 * * * *")))
+    declare(alias, dict.fromkeys(names, after))
     rows = dict(Schedule.objects.using(alias).values_list("name", "cron"))
-    assert (rows["good"], rows["bad"]) == ("5 * * * *", hourly().cron)
+    assert (rows["good"], rows["bad"]) == (after.cron, before.cron)
     assert Schedule.objects.using(alias).exclude(note="").get().name == "bad"
