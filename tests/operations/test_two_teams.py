@@ -173,7 +173,10 @@ def test_a_team_counts_moves_and_stops_only_its_own(name: str) -> None:
     assert {row["queue"] for row in status["queues"]} == {own, f"{own}-2", f"{own}-rowless"}
     assert status["pollers"] == 3
     assert sum(sum(point["outcomes"].values()) for point in browser.get("/api/trends").json()["points"]) == 3
-    assert len(browser.get("/api/operations").json()["operations"]) == 2
+    ours = bulk.start("reprocess", f"queue:{own},{own}-2", None)  # by somebody else, over queues that all are visible
+    bulk.start("reprocess", f"queue:{own},{foreign}", None)
+    shown = [one["id"] for one in browser.get("/api/operations").json()["operations"]]
+    assert len(shown) == 3 and ours.pk in shown
     assert [one["failed"]["7d"] for one in browser.get("/api/failures").json()["failures"]] == [3]
     seen = post(browser, "tasks/reprocess/preview", q=f"ref:{own[0]}ref,{foreign[0]}ref").json()
     assert (seen["selected"]["number"], seen["eligible"]["number"]) == (2, 1)
