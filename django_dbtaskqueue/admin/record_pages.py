@@ -34,15 +34,7 @@ from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.models.tasks import TERMINAL_VALUES
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.explain import explain
-from django_dbtaskqueue.operations.permissions import (
-    CONTROL_POLLERS,
-    Actor,
-    Verb,
-    check_cancel,
-    check_may,
-    label_of,
-    narrow,
-)  # fmt: skip
+from django_dbtaskqueue.operations.permissions import CONTROL_POLLERS, Verb, check_cancel, check_may, label_of, narrow
 from django_dbtaskqueue.operations.queue_stats import WINDOWS, new_releases, stats_of_groups
 from django_dbtaskqueue.operations.report_page import content_policy, html_file, report_body
 from django_dbtaskqueue.operations.search import text_of
@@ -120,7 +112,7 @@ class BulkOperationAdmin(SearchedAdmin):
         return self.reply(request, _("The bulk operation has started."), address=self.page_of(back))
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        may = str(row.options.get("verb", row.verb)) in VERBS and can_cancel(row, viewer(request))
+        may = str(row.options.get("verb", row.verb)) in VERBS and can_cancel(row, request)
         no_undo = "" if row.state in control.UNFINISHED else bulk.why_not_put_back(row)
         return {
             "title": f"{label_of(row.verb)}: {row.explained}",
@@ -275,9 +267,9 @@ class PollerAdmin(SmallListAdmin):
         return format_html_join(", ", "{}", links) or cells.EMPTY_VALUE
 
 
-def can_cancel(operation: BulkOperation, actor: Actor) -> bool:
+def can_cancel(operation: BulkOperation, request: HttpRequest) -> bool:
     with suppress(PermissionDenied):
-        check_cancel(operation, bulk.verb_of(operation), actor)
+        check_cancel(operation, bulk.verb_of(operation), viewer(request))
         return True
     return False
 

@@ -25,19 +25,13 @@ from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations import (
-    bulk,
-    permissions,
-    queue_control,
-    queue_stats,
-    related_tasks,
-    schedules as schedule_control,
-    serializers,
-)
+from django_dbtaskqueue.operations import bulk, permissions, queue_stats, schedules as schedule_control, serializers
 from django_dbtaskqueue.operations.actions import ActionRequest, ActReport, Preview, act_on_ids
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import Explanation, explain
+from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, apply_to_queues, change_settings, command_pollers
+from django_dbtaskqueue.operations.related_tasks import BatchDocument, batch_documents, listed_batches
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, schedule_document
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
 from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, TaskFilter, look_through, select, tasks_for
@@ -350,22 +344,22 @@ def act_on_queue(call: ApiCall, queue: str, verb: str) -> int:
     """Pause a queue, for a time, until a time, or until it is resumed; or resume it."""
     known, length, until = _verb(verb, QUEUE_VERBS), call.given["for"], call.given["until"]
     until = timezone.now() + length if length is not None else until
-    return queue_control.apply_to_queues(known, [queue], call.actor, reason=call.given["reason"], until=until)
+    return apply_to_queues(known, [queue], call.actor, reason=call.given["reason"], until=until)
 
 
 def change_queue_settings(call: ApiCall, queue: str) -> dict[str, object]:
     """Set runtime overrides of a queue, and remove others. Pollers follow within a heartbeat."""
     try:
-        return queue_control.change_settings(
+        return change_settings(
             queue, call.given["values"], call.actor, reset=call.given["reset"], reason=call.given["reason"]
         )
     except ImproperlyConfigured as error:  # of what was sent, so not the site's fault
         raise TaskQueueError(str(error)) from None
 
 
-def batches(call: ApiCall) -> list[related_tasks.BatchDocument]:
+def batches(call: ApiCall) -> list[BatchDocument]:
     """Return the newest batches, and how many tasks of each are in which status."""
-    return related_tasks.batch_documents(related_tasks.listed_batches(call.actor))
+    return batch_documents(listed_batches(call.actor))
 
 
 def schedules(call: ApiCall) -> list[ScheduleDocument]:
@@ -418,9 +412,9 @@ def pollers(call: ApiCall) -> list[Annotated[Document, POLLER]]:
 
 def command_poller(call: ApiCall, poller: str, command: str) -> int:
     """Send a command to a poller. It follows at its next heartbeat."""
-    verb = _verb(command, queue_control.POLLER_VERBS)
+    verb = _verb(command, POLLER_VERBS)
     given = {"reason": call.given["reason"], "using": alias_for("", None)}
-    return _there(queue_control.command_pollers([poller], verb.name, call.actor, **given), f"running poller {poller}.")
+    return _there(command_pollers([poller], verb.name, call.actor, **given), f"running poller {poller}.")
 
 
 def failures(call: ApiCall) -> list[FailureDocument]:
