@@ -28,6 +28,7 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import actions, permissions
 from django_dbtaskqueue.operations.actions import ADDITION, CHANGE, ActionRequest, ActReport, Preview
 from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
+from django_dbtaskqueue.operations.lookup import tasks_on
 from django_dbtaskqueue.operations.permissions import Actor, User, check, narrow, sole
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
@@ -276,8 +277,7 @@ def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> Ac
 
 
 def _tasks(operation: BulkOperation) -> TaskQuerySet:
-    found: TaskQuerySet = model_named(operation.location)._default_manager.using(str(operation._state.db)).all()
-    return found
+    return tasks_on(str(operation._state.db), model_named(operation.location))
 
 
 def _next_chunk(operation: BulkOperation, tasks: TaskQuerySet, matching: TaskQuerySet) -> list[int]:

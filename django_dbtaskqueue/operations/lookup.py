@@ -42,7 +42,10 @@ def search(
     """
     if status is not None and status not in tuple(Status):
         raise ValueError(f"{status!r} is not a status. Statuses are {', '.join(Status)}.")
-    tasks = _all_of(queue, using) if queue is not None else _tasks(alias_for("", using), Task)
+    places = _places(queue, using) if queue is not None else [(alias_for("", using), Task)]
+    if len(places) > 1:
+        raise TaskQueueError(f"Queue {queue!r} has shards. Search each: using= one of {', '.join(dict(places))}.")
+    tasks = tasks_on(*places[0])
     session = Session.on(tasks.db)
     given = {
         "queue": queue,
@@ -63,15 +66,15 @@ def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     none = dict.fromkeys(map(str, Status), 0)
     counts = {name: {**none} for name in ([queue] if queue is not None else known_queues())}
     for alias, model in _places(queue) if queue is not None else locations():
-        tasks = _tasks(alias, model).order_by().filter(**({} if queue is None else {"queue": queue}))
+        tasks = tasks_on(alias, model).order_by().filter(**({} if queue is None else {"queue": queue}))
         for name, status, number in tasks.values_list("queue", "status").annotate(number=Count("pk")):
             counts.setdefault(name, {**none})[status] += number
     return counts
 
 
-def places_of(queue: str) -> list[Location]:
-    """Return each (database, table) that a queue has tasks in."""
-    return [(alias, model_for(queue)) for alias in aliases_of(queue)]
+def places_of(queue: str, using: str | None = None) -> list[Location]:
+    """Return each (database, table) that a queue has tasks in; of all its databases or of one."""
+    return [(alias, model_for(queue)) for alias in aliases_of(queue, using)]
 
 
 def locations(using: str | None = None) -> list[Location]:
@@ -100,7 +103,7 @@ def exists(queue: str, reference: str) -> bool:
 def find(queue: str, reference: str) -> AbstractTask | None:
     """Return the task with this reference, or None. A task in the history is not found: its reference is free again."""
     for alias, model in _places(queue):
-        if (task := _tasks(alias, model).filter(queue=queue, reference=reference).first()) is not None:
+        if (task := tasks_on(alias, model).filter(queue=queue, reference=reference).first()) is not None:
             return task
     return None
 
@@ -137,23 +140,16 @@ def delete(queue: str, reference: str) -> bool:
 def _change(queue: str, reference: str, verb: Callable[[TaskQuerySet], int]) -> bool:
     found = find(queue, reference)
     return found is not None and bool(
-        verb(_tasks(str(found._state.db), type(found)).filter(pk=found.pk, reference=reference))
+        verb(tasks_on(str(found._state.db), type(found)).filter(pk=found.pk, reference=reference))
     )
 
 
-def _places(queue: str) -> list[Location]:
+def _places(queue: str, using: str | None = None) -> list[Location]:
     overridden_settings(queue, aliases_of(queue)[0])
-    return places_of(queue)
+    return places_of(queue, using)
 
 
-def _all_of(queue: str, using: str | None) -> TaskQuerySet:
-    overridden_settings(queue, aliases_of(queue)[0])
-    aliases = aliases_of(queue, using)
-    if len(aliases) > 1:
-        raise TaskQueueError(f"Queue {queue!r} has shards. Search each: using= one of {', '.join(aliases)}.")
-    return _tasks(aliases[0], model_for(queue))
-
-
-def _tasks(alias: str, model: type[AbstractTask]) -> TaskQuerySet:
+def tasks_on(alias: str, model: type[AbstractTask]) -> TaskQuerySet:
+    """Return all tasks of one table of one database."""
     found: TaskQuerySet = model._default_manager.using(alias).all()
     return found

@@ -30,6 +30,7 @@ from django_dbtaskqueue.models import AbstractTask, Step
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.tasks import WAIT
 from django_dbtaskqueue.operations.bounded_reads import Rows, in_time, prefer_indexes, reading, statement_timeout
+from django_dbtaskqueue.operations.lookup import tasks_on
 from django_dbtaskqueue.operations.permissions import User, masked_fault, search_fault
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term, to_text, values
 from django_dbtaskqueue.operations.search.values import ErrorHolds, JsonFits, Match, Piece, dated, span_of
@@ -77,9 +78,7 @@ def tasks_for(search: Search, using: str | None = None, *, write: bool = False) 
     """
     queues = search.queues()
     queue = queues[0] if len(queues) == 1 else ""
-    model: type[AbstractTask] = model_for(queue)
-    found: TaskQuerySet = model._default_manager.using(alias_for(queue, using, write=write)).all()
-    return found
+    return tasks_on(alias_for(queue, using, write=write), model_for(queue))
 
 
 def select(search: Search | str, tasks: TaskQuerySet) -> TaskQuerySet:
@@ -452,7 +451,7 @@ def look_through(search: Search, rows: TaskQuerySet[Any], size: int, *, before: 
     ``rows`` match the search; ``older`` of the last page is where further rows begin. A search by date first looks
     where its ids are, and everywhere when it has found nothing there.
     """
-    tasks: TaskQuerySet = rows.model._default_manager.using(rows.db).all()
+    tasks = tasks_on(rows.db, rows.model)
     for ids in dict.fromkeys((id_range(search, tasks), None)):
         page, missing = Page([], older=before, window=1), size
         chosen, among, look_on = within(ids, rows), within(ids, indexed_part(search, tasks)), None
