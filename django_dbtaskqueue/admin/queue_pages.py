@@ -115,10 +115,6 @@ def _figure(value: float | None) -> str:
     return number_format(round(value, digits), force_grouping=True)
 
 
-def _stats_column(title: permissions.Text, show: Callable[[queue_stats.QueueStats], object]) -> cells.Column:
-    return cells.column(title, lambda queue: show(queue.stats))
-
-
 def _count_column(status: Status | None = None) -> cells.Column:
 
     @admin.display(description=gettext_lazy("TOTAL") if status is None else str(status))
@@ -234,13 +230,11 @@ class QueueAdmin(NamedListAdmin):
 
     created, processing, completed, error, poison = map(_count_column, Status)
     total = _count_column()
-    in_out = _stats_column(
-        gettext_lazy("in / out per min"), lambda row: cells.in_and_out(row.rate_in, row.rate_out, row.rates)
-    )
-    run = _stats_column(gettext_lazy("run p50 / p95"), lambda row: cells.quantiles_text(row.run))
-    wait = _stats_column(gettext_lazy("wait p50 / p95"), lambda row: cells.quantiles_text(row.wait))
-    oldest = _stats_column(gettext_lazy("oldest waiting"), lambda row: format_age(row.oldest))
-    drain = _stats_column(gettext_lazy("time to drain"), cells.drain_text)
+    in_out = cells.column(gettext_lazy("in / out per min"), lambda queue: cells.in_and_out([queue.stats]))
+    run = cells.column(gettext_lazy("run p50 / p95"), lambda queue: cells.quantiles_text(queue.stats.run))
+    wait = cells.column(gettext_lazy("wait p50 / p95"), lambda queue: cells.quantiles_text(queue.stats.wait))
+    oldest = cells.column(gettext_lazy("oldest waiting"), lambda queue: format_age(queue.stats.oldest))
+    drain = cells.column(gettext_lazy("time to drain"), lambda queue: cells.drain_text(queue.stats))
 
     @admin.display(description=gettext_lazy("changed while running"))
     def changed_settings(self, queue: Queue) -> str:
@@ -390,12 +384,10 @@ class OverviewAdmin(ReadOnlyAdmin):
     def _cards(self, found: queue_stats.QueuesOverview) -> list[tuple[str, str]]:
         waiting = found.statuses[Status.CREATED]
         failed = self.link(cells.number(found.failed), self.url(FailureGroup, "changelist"))
-        rates = [sum(of_queues) for of_queues in zip(*(row.rates for row in found.queues), strict=True)]
-        rate_in, rate_out = (sum(getattr(row, name) for row in found.queues) for name in ("rate_in", "rate_out"))
         return [
             (_("waiting"), self.link(waiting, self.url(Task, "changelist", q=text_of(status=Status.CREATED)))),
             (_("oldest waiting"), format_age(found.oldest)),
-            (_("in / out per min"), cells.in_and_out(rate_in, rate_out, rates)),
+            (_("in / out per min"), cells.in_and_out(found.queues)),
             (_("attempts failed in the last hour"), failed),
             (_("pollers alive"), self.link(found.pollers, self.url(Poller, "changelist"))),
         ]
