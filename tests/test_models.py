@@ -188,7 +188,7 @@ FROM (
 ) AS rows
 """
 LINE = {"queue_name": "parcels", "priorities": [0, 1, 2, 3, 4], "times": ["-infinity"] * 5, "ids": [0] * 5}
-TAKE = {"lease": 60.0, "min_lease": 0.0, "poller_instance": HOLDER, "limit": 500, "tags": []}
+TAKE = {"lease": 60.0, "min_lease": 0.0, "since": -1e9, "poller_instance": HOLDER, "limit": 500, "tags": []}
 LEASES = [{"task_id": 100 * number + 61, "token": 1} for number in range(1, 501)]
 RESULTS = json.dumps([{**lease, "result_text": "x", "result_value": "x"} for lease in LEASES])
 ZEROS = dict.fromkeys(("attempts_added", "reenqueues_added", "deaths"), 0)
