@@ -44,7 +44,8 @@ CONTENTS = {
     ],
     "Understand": [
         *("explanation/comparison", "explanation/performance", "explanation/reliability", "explanation/scale"),
-        "design",
+        *("design", "decisions/leases", "decisions/checkout", "decisions/order", "decisions/other-systems"),
+        "decisions/tried-and-left",
     ],
 }
 TITLED_FENCE = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
