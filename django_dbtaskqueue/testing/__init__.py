@@ -35,13 +35,4 @@ __all__ = [
     "assert_enqueued", "drain", "perform", "refute_enqueued", "run_poller",
 ]  # fmt: skip
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "backend_conformance": ("TaskBackendConformance",),
-        "kit": (
-            "DrainReport", "TaskQueueKit", "TaskQueueTestCase", "Wanted", "advance", "assert_enqueued", "drain",
-            "perform", "refute_enqueued", "run_poller",
-        ),
-    },
-)  # fmt: skip
+__getattr__, __dir__ = lazy_names(__name__, {"kit": __all__, "backend_conformance": ["TaskBackendConformance"]})

@@ -11,8 +11,7 @@ A test is skipped if the backend says that it does not support what the test is 
 
 import sys
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from unittest import TestCase
@@ -100,8 +99,8 @@ class TaskBackendConformance(TestCase if TYPE_CHECKING else object):  # type: ig
         result.refresh()
         return result
 
-    @contextmanager
-    def _signals(self) -> Iterator[list[tuple[str, object, TaskResultStatus, BaseException | None]]]:
+    def _signals(self) -> list[tuple[str, object, TaskResultStatus, BaseException | None]]:
+        """Return a list that each signal is added to, until the end of the test."""
         received: list[tuple[str, object, TaskResultStatus, BaseException | None]] = []
         names = {compat.task_enqueued: "enqueued", compat.task_started: "started", compat.task_finished: "finished"}
 
@@ -110,11 +109,8 @@ class TaskBackendConformance(TestCase if TYPE_CHECKING else object):  # type: ig
 
         for signal in names:
             signal.connect(receive)
-        try:
-            yield received
-        finally:
-            for signal in names:
-                signal.disconnect(receive)
+            self.addCleanup(signal.disconnect, receive)
+        return received
 
     def test_a_new_task_is_ready(self) -> None:
         """The result of ``enqueue`` says what was enqueued, and that nothing has happened yet."""
@@ -237,18 +233,18 @@ class TaskBackendConformance(TestCase if TYPE_CHECKING else object):  # type: ig
     def test_the_signals(self) -> None:
         """Each signal is sent once, by the backend's class, with the status of the moment."""
         kind, status = type(self._backend), TaskResultStatus
-        with self._signals() as received:
-            self._task(give_back).enqueue()
-            self.assertEqual(received, [("enqueued", kind, status.READY, None)])
-            self.run_tasks()
+        received = self._signals()
+        self._task(give_back).enqueue()
+        self.assertEqual(received, [("enqueued", kind, status.READY, None)])
+        self.run_tasks()
         expected = [("enqueued", kind, status.READY), ("started", kind, status.RUNNING)]
         self.assertEqual([entry[:3] for entry in received], [*expected, ("finished", kind, status.SUCCESSFUL)])
 
     def test_the_exception_is_there_for_the_signal(self) -> None:
         """A receiver of ``task_finished`` sees the exception as the one being handled."""
-        with self._signals() as received:
-            self._task(fail).enqueue("seen")
-            self.run_tasks()
+        received = self._signals()
+        self._task(fail).enqueue("seen")
+        self.run_tasks()
         name, _, status, error = received[-1]
         self.assertEqual((name, status, repr(error)), ("finished", TaskResultStatus.FAILED, "ValueError('seen')"))
 
