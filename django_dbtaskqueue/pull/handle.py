@@ -24,6 +24,7 @@ from functools import lru_cache, partial
 from typing import Any, Self, TypeVar, Unpack
 from uuid import uuid4
 
+from django.core.signing import BadSignature, Signer
 from django.db import connections, transaction
 from django.db.models import Count, Q
 from django.db.models.functions import Now
@@ -46,6 +47,7 @@ from django_dbtaskqueue.flow.selection import with_row_locks
 from django_dbtaskqueue.models import Limit, MinuteCount, Queue, Task, UsedReference
 from django_dbtaskqueue.models.control import CALL
 from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations.lookup import tasks_on
 from django_dbtaskqueue.pull import blocking, leases
 from django_dbtaskqueue.pull.leases import ManualSettlePort
 
@@ -55,6 +57,7 @@ T = TypeVar("T")
 
 RESCUE_INTERVAL_S = 5.0  # between two rescues of one queue in one process
 MAX_REMEMBERED_QUEUES = 4096
+SIGNER = Signer(salt="django_dbtaskqueue.lease")  # of tokens, by SECRET_KEY: who has the text holds the lease
 BATCH_TASKS = 1000  # tasks that one transaction of a verb changes
 # The CREATED tasks of a queue, told apart.
 WAITING = {"ready": Q(ready_time__lte=Now()), "delayed": Q(ready_time__gt=Now()), "parked": Q(ready_time__isnull=True)}
@@ -149,14 +152,21 @@ class QueueHandle:
 
     def token(self, task: Lease) -> str:
         """Return text that stands for the lease in any process with the same SECRET_KEY. Treat it as a secret."""
-        return leases.token_of(self._held(task))
+        lease = self._held(task)
+        return SIGNER.sign_object((lease.port.alias, lease.queue, lease.id, lease.total_attempt))
 
     def from_token(self, token: str) -> Lease:
         """Return the lease a token stands for. Raises ``LeaseLost`` when it is gone."""
-        alias, queue, *lease = leases.read_token(token)
+        try:
+            alias, queue, *lease = SIGNER.unsign_object(token)
+        except (BadSignature, TypeError, ValueError):
+            raise TaskQueueError(
+                f"{token!r:.80} is not the token of a lease: pass what queue(…).token(lease) returned, unchanged, to a "
+                "process with the same SECRET_KEY."
+            ) from None
         if queue != self.name or alias not in self._aliases():
             raise TaskQueueError(f"The token is of queue {queue!r} on database {alias!r}, not of {self}.")
-        return leases.lease_of_token(alias, queue, *lease)
+        return leases.find_lease(alias, queue, *lease)
 
     def peek(self, id: int) -> Task | None:
         """Return a task without changing it; None when there is none with this id."""
@@ -199,19 +209,16 @@ class QueueHandle:
         Calls are counted when they are committed; those of other processes a few seconds later, and a killed process
         takes its last few seconds with it.
         """
-        by_status = dict.fromkeys(map(str, Status), 0)
-        by_call: Counter[str] = Counter()
-        waiting = dict.fromkeys(WAITING, 0)
+        by_status, by_call, waiting = dict.fromkeys(map(str, Status), 0), Counter[str](), Counter[str]()
+        kinds = {kind: Count("pk", filter=Q(status=CREATED) & when) for kind, when in WAITING.items()}
         for alias in self._aliases():
-            counts = self._tasks(alias).order_by().values_list("status").annotate(number=Count("pk"))
-            for status, number in counts:
+            counts = self._tasks(alias).order_by().values_list("status").annotate(number=Count("pk"), **kinds)
+            for status, number, *of_kinds in counts:
                 by_status[status] += number
-            created = self._tasks(alias).filter(status=CREATED)
-            kinds = created.aggregate(**{kind: Count("pk", filter=found) for kind, found in WAITING.items()})
-            waiting = {kind: number + kinds[kind] for kind, number in waiting.items()}
+                waiting.update(dict(zip(kinds, of_kinds, strict=True)))
             by_call.update(usage.counter.counted(alias, self.name))
         total = sum(by_status.values()) - by_status[COMPLETED]
-        return Statistics({**by_status, "total": total}, dict(by_call), waiting)
+        return Statistics({**by_status, "total": total}, dict(by_call), {kind: waiting[kind] for kind in WAITING})
 
     def create(self, *, if_not_exists: bool = False, **settings: Any) -> Self:
         """Make the queue: a row with these settings as its runtime overrides, known to all processes in a second.
@@ -281,8 +288,7 @@ class QueueHandle:
         return aliases[0]
 
     def _tasks(self, alias: str) -> TaskQuerySet:
-        found: TaskQuerySet = model_for(self.name)._default_manager.using(alias).filter(queue=self.name)
-        return found
+        return tasks_on(alias, model_for(self.name)).filter(queue=self.name)
 
     def _atomic(self) -> ExitStack:
         stack = ExitStack()

@@ -1,4 +1,4 @@
-"""The leases of the pull API: their checkout, their port, and the token that stands for one."""
+"""The leases of the pull API: their checkout and their port."""
 
 import json
 import random
@@ -7,13 +7,11 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-from django.core.signing import BadSignature, Signer
-
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.durations import clock
-from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
+from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.db import notify
@@ -26,7 +24,6 @@ from django_dbtaskqueue.flow.run import Processor, decode_task, expiry
 
 P = TypeVar("P", bound=SettlePort)
 OVERRIDDEN = ("retry", "reenqueue")  # settings that win over the processor's, if they were set while running
-SIGNER = Signer(salt="django_dbtaskqueue.lease")
 
 
 class PullPort(SettlePort):
@@ -68,23 +65,6 @@ def port_of(kind: type[P], queue: str, alias: str) -> P:
     default = conf.default_settings(queue)
     port.follow(settings, {name for name in OVERRIDDEN if getattr(settings, name) is not getattr(default, name)})
     return port
-
-
-def token_of(lease: Lease) -> str:
-    """Return a lease as text, signed with SECRET_KEY: a process that has the text holds the lease."""
-    return SIGNER.sign_object((lease.port.alias, lease.queue, lease.id, lease.total_attempt))
-
-
-def read_token(text: str) -> tuple[str, str, int, int]:
-    """Return (alias, queue, id, total_attempt) of a token; raise ``TaskQueueError`` for any other text."""
-    try:
-        alias, queue, task_id, total_attempt = SIGNER.unsign_object(text)
-    except (BadSignature, TypeError, ValueError):
-        raise TaskQueueError(
-            f"{text!r:.80} is not the token of a lease: pass what queue(…).token(lease) returned, unchanged, to a "
-            "process with the same SECRET_KEY."
-        ) from None
-    return alias, queue, task_id, total_attempt
 
 
 def checkout(queue: str, *, limit: int = 1, using: str | None = None, **options: Any) -> list[Lease]:
@@ -141,8 +121,8 @@ def seconds_until_due(queue: str, alias: str) -> float | None:
     return stage.next_due(session, {queue: [priority for (priority,) in found]}).get(queue)
 
 
-def lease_of_token(alias: str, queue: str, task_id: int, total_attempt: int) -> Lease:
-    """Return the lease that a token stands for; raise ``LeaseLost`` when it is gone."""
+def find_lease(alias: str, queue: str, task_id: int, total_attempt: int) -> Lease:
+    """Return the lease that a token names; raise ``LeaseLost`` when it is gone."""
     port = port_of(ManualSettlePort, queue, alias)
     rows = json.dumps([{"task_id": task_id, "token": total_attempt}])
     if not (found := port.session.run(port.session.sql.held_leases, {"rows": rows})):
