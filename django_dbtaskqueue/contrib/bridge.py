@@ -355,15 +355,11 @@ def _receive(peer: Peer, source: str, message_id: str, body: bytes) -> dict[str,
     if types is not None and (sent.payload_type or "") not in types:
         raise Refused(403, f"Queue {sent.queue!r} takes no task of this payload type from this peer.")
     alias = aliases_of(sent.queue)[0]
-    now = timezone.now()
     with time_limit(alias, peer.timeout), transaction.atomic(using=alias):
-        nonces = UsedReference.objects.using(alias)
-        try:
-            with transaction.atomic(using=alias):
-                # No queue has a name with "/".
-                nonces.create(queue=f"bridge/{source}", reference=message_id, expire_time=now + NONCE_LIFETIME)
-        except IntegrityError:
-            raise _Replayed from None
+        nonce = {"queue": f"bridge/{source}", "reference": message_id}  # no queue has a name with "/"
+        expires = {"expire_time": timezone.now() + NONCE_LIFETIME}
+        if not UsedReference.objects.using(alias).get_or_create(expires, **nonce)[1]:
+            raise _Replayed
         try:
             return _store(peer, source, sent, alias)
         except Refused as error:  # the nonce stays stored

