@@ -102,10 +102,7 @@ def exists(queue: str, reference: str) -> bool:
 
 def find(queue: str, reference: str) -> AbstractTask | None:
     """Return the task with this reference, or None. A task in the history is not found: its reference is free again."""
-    for alias, model in _places(queue):
-        if (task := tasks_on(alias, model).filter(queue=queue, reference=reference).first()) is not None:
-            return task
-    return None
+    return next(filter(None, (tasks.first() for tasks in _named(queue, reference))), None)
 
 
 def reprocess(queue: str, reference: str) -> bool:
@@ -138,10 +135,12 @@ def delete(queue: str, reference: str) -> bool:
 
 
 def _change(queue: str, reference: str, verb: Callable[[TaskQuerySet], int]) -> bool:
-    found = find(queue, reference)
-    return found is not None and bool(
-        verb(tasks_on(str(found._state.db), type(found)).filter(pk=found.pk, reference=reference))
-    )
+    return any(map(verb, _named(queue, reference)))
+
+
+def _named(queue: str, reference: str) -> list[TaskQuerySet]:
+    """Return the tasks with a reference, one or none, of each database that the queue has."""
+    return [tasks_on(*place).filter(queue=queue, reference=reference) for place in _places(queue)]
 
 
 def _places(queue: str, using: str | None = None) -> list[Location]:
