@@ -173,10 +173,8 @@ class TaskBackendConformance(TestCase if TYPE_CHECKING else object):  # type: ig
             _ = result.return_value
 
     def test_exit_is_a_failure(self) -> None:
-        self._needs("supports_get_result")
         exits, after = self._task(exit_process).enqueue(), self._task(give_back).enqueue()
-        self.run_tasks()
-        exits.refresh()
+        self._ran(exits)
         after.refresh()
         self.assertEqual((exits.status, after.status), (TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL))
         self.assertEqual(exits.errors[0].exception_class, SystemExit)
