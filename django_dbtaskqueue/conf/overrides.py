@@ -45,18 +45,17 @@ def overridden_settings(queue: str, alias: str, connection: BaseDatabaseWrapper 
     it in hand. Raises ``UnknownQueue``.
     """
     key = (alias, str((connection or connections[alias]).settings_dict["NAME"]), queue)
-    row = _rows.get(key)
-    base = conf.default_settings(queue)
-    is_fresh = row is not None and clock.monotonic() < row.until
-    # Other settings, and other queues known, come with another ``base``.
-    if row is not None and is_fresh and row.base is base:
+    base, row = conf.default_settings(queue), _rows.get(key)
+    if row is not None and clock.monotonic() >= row.until:
+        row = None
+    if row is not None and row.base is base:  # other settings, and other queues known, come with another one
         return row.settings
-    known, values = conf.is_known(queue), row.values if row is not None and is_fresh else None
+    known, values = conf.is_known(queue), None if row is None else row.values
     if values is None and conf.is_queue_name(queue):
         values = _read(queue, alias, known=known)
     if values is None and not known:
         raise UnknownQueue(queue, conf.settings_queues())
-    return _remember(key, values).settings
+    return _overlaid(key, base, values)
 
 
 def known_overrides(queue: str, alias: str) -> dict[str, Any]:
@@ -72,22 +71,20 @@ def clear_cache(**_: Any) -> None:
     _rows.clear()
 
 
-def _remember(key: Key, values: dict[str, Any] | None) -> Row:
+def _overlaid(key: Key, base: conf.QueueSettings, values: dict[str, Any] | None) -> conf.QueueSettings:
+    """Return the settings of a queue with ``values``, those of its row, over ``base``, and remember both."""
     alias, _, queue = key
-    base = conf.default_settings(queue)
-    old = _rows.get(key)
-    settings = base
+    old, settings = _rows.get(key), base
     try:
         settings = conf.overlay(base, values) if values else base
     except ImproperlyConfigured as error:
         if old is None or old.values != values:
             logger.error("Overrides of queue %s are not applied: %s", queue, error)
-    row = Row(clock.monotonic() + ROW_CACHE_S, values, base, settings)
     if clock.monotonic() >= _quiet_until or not connections[alias].in_atomic_block:
         if len(_rows) >= MAX_CACHED_ROWS:
             _rows.clear()
-        _rows[key] = row
-    return row
+        _rows[key] = Row(clock.monotonic() + ROW_CACHE_S, values, base, settings)
+    return settings
 
 
 def _read(queue: str, alias: str, *, known: bool) -> dict[str, Any] | None:
