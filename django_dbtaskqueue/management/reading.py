@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.durations import clock, format_age, format_seconds,
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
-from django_dbtaskqueue.management import Options, Output, from_now, printable
+from django_dbtaskqueue.management import FAILED_CODE, Options, Output, from_now, printable
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import serializers
@@ -32,7 +32,6 @@ MAX_TAIL_ROWS = 200  # of one query
 TABLE_MESSAGE_WIDTH = 72  # characters of a message in a line of a table or of ``tail``
 DEFAULT_LIST_ROWS = 20
 MAX_SHOWN_ATTEMPTS = 20
-DOCTOR_ERROR_CODE = 1  # exit code when a finding is an error
 
 
 def matching(terms: Sequence[str], using: str | None) -> tuple[TaskFilter, TaskQuerySet]:
@@ -149,7 +148,7 @@ def doctor(output: Output, options: Options) -> int:
         output.write(f"    {printable(finding.remedy)}")
     if not findings:
         output.write("Nothing is wrong.")
-    return DOCTOR_ERROR_CODE if any(finding.level == "error" for finding in findings) else 0
+    return FAILED_CODE if any(finding.level == "error" for finding in findings) else 0
 
 
 def new_rows(rows: QuerySet[Any]) -> Iterator[list[Any]]:

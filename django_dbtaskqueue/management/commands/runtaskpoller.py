@@ -17,7 +17,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock
-from django_dbtaskqueue.management import AddArgument, duration, exit_codes, positive, wrong_usage
+from django_dbtaskqueue.management import FAILED_CODE, AddArgument, duration, exit_codes, positive, wrong_usage
 from django_dbtaskqueue.poller import lifetime, logs, probe_port, supervisor
 from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.executors.process import Wear
@@ -27,7 +27,6 @@ from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.probe_port import PollerProbes, Probes, ServiceManager, SupervisorProbes
 from django_dbtaskqueue.poller.queue_state import Options
 
-LEFT_RUNNING_CODE = 1  # exit code
 # A thread may keep the interpreter for this time. With Python's default of 5 ms a busy processor adds 5 ms to each
 # round trip that checks out, settles or renews.
 SWITCH_INTERVAL_S = 0.0005
@@ -124,7 +123,7 @@ class Command(BaseCommand):
             for text in left:
                 logger.error("%s", text)
             logger.info("%s", lifetime.closing(poller, clock.monotonic() - began))
-            return LEFT_RUNNING_CODE if left else 0
+            return FAILED_CODE if left else 0
 
     def _supervise(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
         port, settings = options["metrics_port"], conf.settings()
