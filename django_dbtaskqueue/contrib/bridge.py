@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DataError, Error, IntegrityError, transaction
+from django.db import DataError, Error, transaction
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.views.decorators.csrf import csrf_exempt
@@ -374,21 +374,18 @@ def _store(peer: Peer, source: str, sent: _Transfer, alias: str) -> dict[str, ob
     transfers = UsedReference.objects.using(alias)
     key = f"id:{sent.transfer}" if sent.reference is None else f"ref:{sent.reference}"
     identity = {"queue": f"bridge/{source}/{sent.queue}", "reference": key}
-    before = transfers.filter(**identity).first()
-    if before is None:
-        try:
-            with transaction.atomic(using=alias):
-                transfers.create(**identity, digest=sent.digest, expire_time=expires)
+    try:
+        with transaction.atomic(using=alias):
+            stored, is_new = transfers.get_or_create({"digest": sent.digest, "expire_time": expires}, **identity)
+            if is_new:
                 return {"task": _enqueue(peer, sent, alias), "duplicate": False}
-        except exceptions.DuplicateTask:
-            raise Refused(409, "The reference is taken in the queue by a task that this peer did not send.") from None
-        except IntegrityError:  # the same transfer was stored at the same moment
-            before = transfers.get(**identity)
-        except (exceptions.QueueFull, exceptions.UnknownQueue):
-            raise
-        except (exceptions.EnqueueError, DataError) as error:  # DataError: a number that the database cannot store
-            raise Refused(422, str(error)) from None
-    if before.digest != sent.digest:
+    except exceptions.DuplicateTask:
+        raise Refused(409, "The reference is taken in the queue by a task that this peer did not send.") from None
+    except (exceptions.QueueFull, exceptions.UnknownQueue):
+        raise
+    except (exceptions.EnqueueError, DataError) as error:  # DataError: a number that the database cannot store
+        raise Refused(422, str(error)) from None
+    if stored.digest != sent.digest:
         raise Refused(409, "This reference was received before with another payload or payload type.")
     return {"duplicate": True}
 
