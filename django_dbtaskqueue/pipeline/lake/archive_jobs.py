@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -33,17 +33,8 @@ from django_dbtaskqueue.core.durations import MAX_DELAY, parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day, parsed
-from django_dbtaskqueue.pipeline.lake import DataFile, Lake, lake_schema, read_lake, store_of, writing
-from django_dbtaskqueue.pipeline.lake.export import (
-    MIN_SMALL_FILES,
-    Batches,
-    Export,
-    ExportedBatch,
-    TaskFilters,
-    compact,
-    write_finished,
-    write_slices,
-)
+from django_dbtaskqueue.pipeline.lake import DataFile, Lake, export as lake_export, read_lake, store_of, writing
+from django_dbtaskqueue.pipeline.lake.export import Batches, Export, ExportedBatch, TaskFilters, task_ids
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
 from django_dbtaskqueue.pipeline.source import (
     SCHEMAS,
@@ -89,7 +80,7 @@ class Archive(Job):
         Argument("batch_size", "tasks in one batch, that is in one transaction", count, 500_000),
         Argument("limit", "stop after about N tasks", count),
         Argument("no_check", "archive tasks that break a rule of `check` too", bool, False),
-        Argument("compact", "merge the small files of a day once there are N", count, MIN_SMALL_FILES),
+        Argument("compact", "merge the small files of a day once there are N", count, lake_export.MIN_SMALL_FILES),
         Argument("no_compact", "leave small files as they are", bool, False),
     )
 
@@ -110,7 +101,7 @@ class Archive(Job):
                 run.archive(source)
             if not options["no_compact"] and run.done["batches"]:
                 tokens = [token for token, _location, _lake in batches.unfinished()]
-                run.done["files_compacted"] = compact(
+                run.done["files_compacted"] = lake_export.compact(
                     run.lake, context.damaged, without=tokens, fewest=options["compact"], progress=context.progress
                 )
         if run.broken:
@@ -173,8 +164,8 @@ class ArchiveRun:
             wanted += [("queue_name", "in", list(batch.filters.queues))] if batch.filters.queues else []
             wanted += [("watched", "known", False)] if batch.source == "task" else []
             tasks = Selection(database, batch.source, SCHEMAS[batch.source], tuple(wanted), snapshot.name)
-            writer = partial(write_slices, export, tasks, batch.filters.cutoff, slices)
-            return export.files_of(spark.range(0, len(slices), 1, len(slices)), writer), snapshot.horizon
+            writer = partial(lake_export.write_slices, export, tasks, batch.filters.cutoff, slices)
+            return lake_export.files_of(spark.range(0, len(slices), 1, len(slices)), writer), snapshot.horizon
 
     def _judged(self, tasks: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Return the tasks that obey the rules, and (location, id) of those that do not."""
@@ -204,12 +195,6 @@ def some_of(found: Sequence[object], most: int) -> str:
     return ", ".join([*map(str, found[:most]), *["…"][: len(found) > most]])
 
 
-def task_ids(tasks: Collection[tuple[str, int]]) -> pa.Table:
-    """Return (location, id) of tasks as a table."""
-    rows = [{"location": location, "id": task_id} for location, task_id in tasks]
-    return pa.Table.from_pylist(rows, lake_schema("tasks", ("location", "id")))
-
-
 # -- copies: into the lake, and out of it as new tasks -----------------------------------------------------------------
 
 MAX_SHOWN_REFERENCES = 5  # by a dry run
@@ -220,7 +205,7 @@ def sink(lake: Lake, stream: str, location: str, rows: DataFrame, number: int) -
     if lake.has("finished", stream, number):
         return
     export = Export(lake, uuid.uuid4().hex)
-    if files := export.files_of(rows, partial(write_finished, export, location)):
+    if files := lake_export.files_of(rows, partial(lake_export.write_finished, export, location)):
         lake.commit("finished", lake.sound(files), once=(stream, number))
 
 

@@ -24,8 +24,8 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, Pipe
 from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
 from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake, writing
-from django_dbtaskqueue.pipeline.lake.archive_jobs import some_of, task_ids
-from django_dbtaskqueue.pipeline.lake.export import Batches, Export, remove_out_of_date
+from django_dbtaskqueue.pipeline.lake.archive_jobs import some_of
+from django_dbtaskqueue.pipeline.lake.export import Batches, Export, remove_out_of_date, task_ids
 from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
 __all__ = ["Erase"]

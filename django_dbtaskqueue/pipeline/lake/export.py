@@ -41,6 +41,7 @@ from django_dbtaskqueue.pipeline.lake import (
     DataFile,
     Lake,
     conformed,
+    lake_schema,
     of_each,
     store_of,
     writing,
@@ -238,7 +239,7 @@ class Batches:
 # -- export ------------------------------------------------------------------------------------------------------------
 
 Item = TypeVar("Item")
-BatchWriter = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+FileWriter = Callable[[Iterable[pa.RecordBatch]], Iterable[DataFile]]
 WRITTEN_FILES = "table string, path string, rows long, bytes long"  # a Spark task's answer
 MAX_TABLE_BYTES = 128 * 2**20  # of rows that a task holds at once
 MIN_SMALL_FILES = 8  # of one day, before they are merged
@@ -255,10 +256,6 @@ class Export(NamedTuple):
 
     lake: Lake
     token: str
-
-    def files_of(self, rows: DataFrame, writer: BatchWriter) -> list[DataFile]:
-        """Write the rows in Spark's tasks and return the files; those of failed tries of a task are not among them."""
-        return [DataFile(**row.asDict()) for row in rows.mapInArrow(writer, WRITTEN_FILES).collect()]
 
     def write(self, table: str, rows: pa.Table, name: str) -> Iterator[DataFile]:
         """Write the rows of each day into one file. Raises LakeError for a file that does not read the same back."""
@@ -295,6 +292,12 @@ class Export(NamedTuple):
                 yield file
             elif kept.num_rows:
                 yield self.write_day(file.table, file.day, kept.sort_by("id"), "kept")
+
+
+def task_ids(tasks: Collection[tuple[str, int]]) -> pa.Table:
+    """Return (location, id) of tasks as a table."""
+    rows = [{"location": location, "id": task_id} for location, task_id in tasks]
+    return pa.Table.from_pylist(rows, lake_schema("tasks", ("location", "id")))
 
 
 def by_day(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -339,6 +342,16 @@ def _groups(files: Sequence[DataFile], without: Collection[str], fewest: int) ->
 # -- in Spark's tasks --------------------------------------------------------------------------------------------------
 
 
+def files_of(rows: DataFrame, writer: FileWriter) -> list[DataFile]:
+    """Return the files that ``writer`` makes of each partition, without those of failed tries of a Spark task."""
+
+    def described(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if files := [one._asdict() for one in writer(batches)]:
+            yield pa.RecordBatch.from_pylist(files)
+
+    return [DataFile(**row.asDict()) for row in rows.mapInArrow(described, WRITTEN_FILES).collect()]
+
+
 def lake_tasks(rows: pa.Table, location: str) -> pa.Table:
     """Return rows of the task table or the history as tasks of the lake, each with the day it finished."""
     if "task_id" in rows.column_names:
@@ -370,16 +383,16 @@ def bounded_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def write_slices(
     export: Export, tasks: Selection, cutoff: datetime, slices: Sequence[tuple[int, int]],
     numbers: Iterable[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """For ``mapInArrow`` over numbers of slices: write the tasks of a batch, and their attempts, slice by slice."""
+) -> Iterator[DataFile]:  # fmt: skip
+    """Write the tasks of the slices of these numbers, and their attempts, slice by slice."""
     for number in (one for batch in numbers for one in batch.column(0).to_pylist()):
         for index, rows in enumerate(bounded_tables(tasks.read(Slice(*slices[number])))):
             ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
             old = rows.filter(pc.less(ended, pa.scalar(cutoff, pa.timestamp("us", "UTC"))))
             if old.num_rows:
                 found, name = lake_tasks(old, tasks.database.location), f"{task_attempt_id()}-{index}"
-                yield from described(export.write("tasks", found, name))
-                yield from described(export.write("attempts", _attempts_of(found, tasks), name))
+                yield from export.write("tasks", found, name)
+                yield from export.write("attempts", _attempts_of(found, tasks), name)
 
 
 def _attempts_of(found: pa.Table, tasks: Selection) -> pa.Table:
@@ -392,18 +405,10 @@ def _attempts_of(found: pa.Table, tasks: Selection) -> pa.Table:
     return conformed(attempts.join(owners, ["location", "task_id"], join_type="inner"), "attempts")
 
 
-def write_finished(export: Export, location: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For ``mapInArrow`` over finished tasks: write them as the lake's ``finished``."""
+def write_finished(export: Export, location: str, batches: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
+    """Write finished tasks as the lake's ``finished``."""
     for index, rows in enumerate(bounded_tables(batches)):
-        if rows.num_rows:
-            tasks = lake_tasks(rows, location)
-            yield from described(export.write("finished", tasks, f"{task_attempt_id()}-{index}"))
-
-
-def described(files: Iterable[DataFile]) -> Iterator[pa.RecordBatch]:
-    """Yield descriptions of files as WRITTEN_FILES; nothing without files."""
-    if rows := [one._asdict() for one in files]:
-        yield pa.RecordBatch.from_pylist(rows)
+        yield from export.write("finished", lake_tasks(rows, location), f"{task_attempt_id()}-{index}")
 
 
 # -- summaries ---------------------------------------------------------------------------------------------------------
@@ -414,8 +419,9 @@ def described(files: Iterable[DataFile]) -> Iterator[pa.RecordBatch]:
 
 
 def key_of(files: Iterable[DataFile], options: str) -> str:
-    """Return the key of the summary of a day with these files, for reports with these options."""
-    return _key_of_files(files) + _digest(options)
+    """Return the key of the summary of a day: `KEY_CHARACTERS` are of its files, as many of the report's options."""
+    contents = "\n".join([VERSION, *sorted(f"{one.table}/{one.sha256}" for one in files)])
+    return "".join(hashlib.sha256(text.encode()).hexdigest()[:KEY_CHARACTERS] for text in (contents, options))
 
 
 def summaries(lake: Lake, keys: Mapping[str, str]) -> dict[str, DataFile]:
@@ -442,20 +448,12 @@ def _out_of_date(lake: Lake) -> list[DataFile]:
     days = defaultdict(list)
     for file in (*lake.files("tasks"), *lake.files("attempts")):
         days[file.day].append(file)
-    keys = {day: _key_of_files(files) for day, files in days.items()}
+    keys = {day: key_of(files, "")[:KEY_CHARACTERS] for day, files in days.items()}
     return [one for one in lake.files(SUMMARY_TABLE) if one.token[:KEY_CHARACTERS] != keys.get(one.day)]
 
 
-def _key_of_files(files: Iterable[DataFile]) -> str:
-    return _digest("\n".join([VERSION, *sorted(f"{one.table}/{one.sha256}" for one in files)]))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:KEY_CHARACTERS]
-
-
-def write_summaries(lake: Lake, keys: Mapping[str, str], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For ``mapInArrow`` over rows of summaries, all of a day in one partition; ``keys`` are by day."""
+def write_summaries(lake: Lake, keys: Mapping[str, str], batches: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
+    """Write rows of summaries, all of a day in one partition; ``keys`` are by day."""
     if held := [one for one in batches if one.num_rows]:
         for day, part in by_day(pa.Table.from_batches(held)):
-            yield from described([Export(lake, keys[day]).write_day(SUMMARY_TABLE, day, part.sort_by(SORTED), "0")])
+            yield Export(lake, keys[day]).write_day(SUMMARY_TABLE, day, part.sort_by(SORTED), "0")

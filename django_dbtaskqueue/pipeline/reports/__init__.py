@@ -456,7 +456,7 @@ class KeptDays:
         parts = reduce(DataFrame.unionByName, (_as_summary(rows.part(name), name) for name in REPORT_PARTS))
         writer = partial(lake_export.write_summaries, self.lake, {day: keys[day] for day in days})
         try:
-            written = lake_export.Export(self.lake, "").files_of(parts.repartition(len(days), PARTITION), writer)
+            written = lake_export.files_of(parts.repartition(len(days), PARTITION), writer)
         finally:
             hours.unpersist()
         lake_export.remove_out_of_date(self.lake, written)

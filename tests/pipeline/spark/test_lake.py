@@ -1,6 +1,6 @@
 """``archive`` on Spark's workers, and what Spark reads of a lake."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from pyspark.testing import assertDataFrameEqual
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task, TaskHistory
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, Lake, read_lake
-from django_dbtaskqueue.pipeline.lake.export import Export, write_finished
+from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, DataFile, Lake, read_lake
+from django_dbtaskqueue.pipeline.lake.export import Export, files_of, write_finished
 from django_dbtaskqueue.pipeline.source import TASKS
 from tests.factories import make_task
 from tests.pipeline.lakes import Census, archive, fill, flip
@@ -87,7 +87,7 @@ def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -
     export = Export(Lake.at(folder, create=True), "ab")
     tried = folder / "finished" / "tried"
 
-    def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def fail_once(batches: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
         yield from write_finished(export, "dbtaskqueue.task", batches)
         context = TaskContext.get()
         if context is not None and context.attemptNumber() == 0:
@@ -96,7 +96,7 @@ def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -
 
     rows = spark.createDataFrame([[7, "q", "r", "ERROR", *[None] * (len(TASKS) - 4)]], TASKS)
     rows = rows.withColumn("finish_time", F.lit(datetime(2026, 1, 31, tzinfo=UTC)))
-    (file,) = export.files_of(rows, fail_once)
+    (file,) = files_of(rows, fail_once)
     assert tried.exists() and len(list(folder.glob("finished/*/*.parquet"))) == 2
     export.lake.commit("finished", [file])
     assert read_lake(spark, folder, table="finished").count() == file.rows == 1
