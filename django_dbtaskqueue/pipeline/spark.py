@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePath
@@ -33,7 +33,7 @@ from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.masking import masked_text
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["spark_session"]
 
@@ -140,6 +140,14 @@ def session_of(settings: Mapping[str, str], app_name: str = "dbtaskqueue") -> Sp
     from pyspark.sql import SparkSession
 
     return SparkSession.builder.appName(app_name).config(map=dict(settings)).getOrCreate()
+
+
+class Cached(ExitStack):
+    """DataFrames that Spark holds until the block ends."""
+
+    def hold(self, frame: DataFrame) -> DataFrame:
+        self.callback(frame.unpersist)
+        return frame.persist()
 
 
 def scratch() -> Path:

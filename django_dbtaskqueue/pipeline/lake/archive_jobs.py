@@ -48,7 +48,7 @@ from django_dbtaskqueue.pipeline.source import (
     write_tasks,
 )
 from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, refuse_unknown_queue, rejected, rows_where
-from django_dbtaskqueue.pipeline.spark import put
+from django_dbtaskqueue.pipeline.spark import Cached, put
 
 __all__ = ["Archive", "Replay", "Stream"]
 
@@ -359,16 +359,14 @@ class Replay(Job):
         archived = read_lake(
             context.spark, context.need_lake(), database=database, since=options["since"], damaged=context.damaged
         )
-        new = as_new(chosen_tasks(archived, options), options["to"], options["rate"]).cache()
-        try:
+        with Cached() as cached:
+            new = cached.hold(as_new(chosen_tasks(archived, options), options["to"], options["rate"]))
             number = new.count()
             names = new.select(F.concat_ws("/", "queue", "reference")).orderBy("queue", "reference")
             first = names.limit(MAX_SHOWN_REFERENCES).collect() if context.dry_run else []
             context.progress("enqueueing", 0, number)
             guards = {**guarded(context), "on_invalid": "reject"}
             report = write_tasks(new, database, on_duplicate="ignore", **guards)
-        finally:
-            new.unpersist()
         enqueued = "would_enqueue" if context.dry_run else "enqueued"
         counts = {"chosen": number, enqueued: report.enqueued, "already_there": report.ignored}
         shown = {"first": [name for (name,) in first]} if first else {}

@@ -36,6 +36,7 @@ from django_dbtaskqueue.pipeline.lake import (
 )
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.source import arrow_schema, few_tasks, read_tasks, schema_of
+from django_dbtaskqueue.pipeline.spark import Cached
 
 Figures = dict[str, Any]
 Tables = Mapping[str, pa.Table]
@@ -109,13 +110,12 @@ def rows_in(
         context.session = {**context.session, "short": True}
         for table, columns in wanted.items():
             held[table] += [lake.rows(table, files[table], columns, context.damaged)] if lake else []
-    frames = {
-        table: [_chosen(_live(context, table, columns, held[table], few=few), context, period).persist()]
-        for table, columns in wanted.items()
-        if held[table]
-    }
-    live = [frame for found in frames.values() for frame in found]
-    try:
+    with Cached() as cached:
+        frames = {
+            table: [cached.hold(_chosen(_live(context, table, columns, held[table], few=few), context, period))]
+            for table, columns in wanted.items()
+            if held[table]
+        }
         if lake and not few:
             if kept is not None:
                 kept.choose(frames["tasks"][0] if "tasks" in frames else None)
@@ -125,9 +125,6 @@ def rows_in(
                 frames.setdefault(table, []).append(_chosen(archived.select(*columns), context, period))
         with _settings(context.spark, FEW_ROWS_SETTINGS if few else {}):
             yield [reduce(DataFrame.unionByName, frames[table]).select(*columns) for table, columns in wanted.items()]
-    finally:
-        for frame in live:
-            frame.unpersist()
 
 
 def _live(
@@ -451,14 +448,12 @@ class KeptDays:
         if not days:
             return
         tasks, attempts = (self._rows(table, days) for table in ("tasks", "attempts"))
-        hours = T.hour_parts(tasks, self.objectives, PARTITION).persist()
-        rows = TaskRows(tasks, attempts, hours, (PARTITION,))
-        parts = reduce(DataFrame.unionByName, (_as_summary(rows.part(name), name) for name in REPORT_PARTS))
         writer = partial(lake_export.write_summaries, self.lake, {day: keys[day] for day in days})
-        try:
+        with Cached() as cached:
+            hours = cached.hold(T.hour_parts(tasks, self.objectives, PARTITION))
+            rows = TaskRows(tasks, attempts, hours, (PARTITION,))
+            parts = reduce(DataFrame.unionByName, (_as_summary(rows.part(name), name) for name in REPORT_PARTS))
             written = lake_export.files_of(parts.repartition(len(days), PARTITION), writer)
-        finally:
-            hours.unpersist()
         lake_export.remove_out_of_date(self.lake, written)
 
     def _rows(self, table: str, days: Files) -> DataFrame:

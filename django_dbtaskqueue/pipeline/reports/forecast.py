@@ -26,6 +26,7 @@ from django_dbtaskqueue.core.durations import format_duration, parse_length, per
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, parsed, share
 from django_dbtaskqueue.pipeline.reports import ONE_HOUR, KeptDays, Period, TaskRows, transforms as T
+from django_dbtaskqueue.pipeline.spark import Cached
 
 # -- arrivals ----------------------------------------------------------------------------------------------------------
 
@@ -258,22 +259,18 @@ class Forecast(reports.ReportJob):
 
 def observed(context: Context, period: Period, kept: KeptDays) -> tuple[reports.Rows, Service, float]:
     """Return the levels by queue and hour, how long an attempt runs, and the unevenness of arrivals. Raises NoTasks."""
-    with reports.rows_in(context, period, kept, tasks=T.TIMED_COLUMNS) as (found,):
-        tasks = T.as_of(found, period.until).persist()
-        sums = T.hour_parts(tasks).persist()
-        rest = TaskRows(tasks, None, sums)
-        by_hour = kept.part("hours", rest).persist()
+    with reports.rows_in(context, period, kept, tasks=T.TIMED_COLUMNS) as (found,), Cached() as cached:
+        tasks = cached.hold(T.as_of(found, period.until))
+        rest = TaskRows(tasks, None, cached.hold(T.hour_parts(tasks)))
+        by_hour = cached.hold(kept.part("hours", rest))
         context.progress("reading tasks", 0, 0)
         if by_hour.isEmpty():
             reports.raise_no_tasks(context, period)
         times = T.percentiles(kept.part("sketches", rest), by_hour)
         levels = T.service_levels(period.only(T.hours(by_hour)), times, "queue", "hour")
         rows = levels.orderBy("queue", "hour").toArrow().to_pylist()
-        minutes = period.only(kept.part("minutes", rest), step_s=T.MINUTE_S)
-        unevenness = unevenness_of(minutes)
+        unevenness = unevenness_of(period.only(kept.part("minutes", rest), step_s=T.MINUTE_S))
         (runs,) = by_hour.agg(*(F.sum(name).alias(name) for name in ("runs", "run_seconds", "run_squares"))).collect()
-        for frame in (by_hour, sums, tasks):
-            frame.unpersist()
     if not runs["run_seconds"]:
         raise NoTasks(f"No task ended after it ran, from {period}: nothing says how long tasks run.")
     mean = runs["run_seconds"] / runs["runs"]  # in microseconds

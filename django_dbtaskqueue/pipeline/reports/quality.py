@@ -15,6 +15,7 @@ from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Re
 from django_dbtaskqueue.pipeline.lake import Lake, State, one_state, read_lake
 from django_dbtaskqueue.pipeline.reports.transforms import MAD_TO_SIGMA
 from django_dbtaskqueue.pipeline.source import read_tasks
+from django_dbtaskqueue.pipeline.spark import Cached
 
 __all__ = ["Check"]
 
@@ -132,14 +133,11 @@ class Check(Job):
         if not context.lake:
             context.need_database()
         damaged: list[str] = []
-        with one_state(context.database, context.lake) as state:
+        with one_state(context.database, context.lake) as state, Cached() as cached:
             context.progress("reading tasks", 0, 0)
-            tasks = placed(context, state, damaged).cache()
-            try:
-                rows = tasks.count()
-                found = [*_findings(tasks, context.options)]
-            finally:
-                tasks.unpersist()
+            tasks = cached.hold(placed(context, state, damaged))
+            rows, days = tasks.count(), cached.hold(daily(tasks))
+            found = [*_findings(tasks, days, context.options)]
         if context.lake:
             context.progress("reading files", 0, 0)
             lake = Lake.at(context.lake)
@@ -155,19 +153,17 @@ class Check(Job):
         return f"{result['rows']:,} tasks checked\n{table(result['findings'])}"
 
 
-def _findings(tasks: DataFrame, options: Options) -> Iterator[Finding]:
+def _findings(tasks: DataFrame, days: DataFrame, options: Options) -> Iterator[Finding]:
     for row in violations(tasks).orderBy("check", "place", "queue_name").limit(MAX_FINDINGS).collect():
         yield _finding(row.check, row.place, row.queue_name, row.rows)
     for row in twice(tasks).orderBy("location", "id").limit(MAX_FINDINGS).collect():
         yield _finding(DUPLICATE_ID, " and ".join(row.places), "", row.rows, f"{row.location} {row.id}")
-    days = daily(tasks).cache()
     today = F.current_date()  # incomplete
     for row in gaps(days, longest=options["longest_gap"]).orderBy("queue_name", "until").limit(MAX_FINDINGS).collect():
         yield _finding(GAP, "", row.queue_name, 0, f"{row.missing} days between {row.after} and {row.until}")
     unusual = drift(days.filter(F.col("day") < today), threshold=options["threshold"])
     for row in unusual.orderBy("queue_name", "day").limit(MAX_FINDINGS).collect():
         yield _finding(DRIFT, "", row.queue_name, row.tasks, f"{row.day}: usual are {row.usual:,.0f}")
-    days.unpersist()
 
 
 def _finding(check: str, place: str, queue: str | None, rows: int, detail: str = "") -> Finding:

@@ -17,6 +17,7 @@ from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
 from django_dbtaskqueue.pipeline.reports import ONE_HOUR, KeptDays, Period, TaskRows, transforms as T
+from django_dbtaskqueue.pipeline.spark import Cached
 
 __all__ = ["Report"]
 
@@ -85,13 +86,13 @@ def _computed(
 ) -> dict[str, pa.Table]:
     objectives = context.options["objective"]
     # Three passes read the tasks, with few columns each: reading those again from the lake costs less than caching all.
-    sums = T.hour_parts(tasks, objectives).persist()
-    rest = TaskRows(tasks, attempts, sums)
-    by_hour = kept.part("hours", rest).persist()
-    hours, times = T.hours(by_hour), T.percentiles(kept.part("sketches", rest), by_hour).persist()
-    chosen = period.only(hours)
-    by_queue = T.service_levels(chosen, times, "queue").persist()
-    try:
+    with Cached() as cached:
+        sums = cached.hold(T.hour_parts(tasks, objectives))
+        rest = TaskRows(tasks, attempts, sums)
+        by_hour = cached.hold(kept.part("hours", rest))
+        hours, times = T.hours(by_hour), cached.hold(T.percentiles(kept.part("sketches", rest), by_hour))
+        chosen = period.only(hours)
+        by_queue = cached.hold(T.service_levels(chosen, times, "queue"))
         context.progress("reading tasks", 0, 0)
         plans = {
             "queues": by_queue,
@@ -108,9 +109,6 @@ def _computed(
         if not found["queues"].num_rows:
             reports.raise_no_tasks(context, period)
         return found
-    finally:
-        for frame in (by_queue, times, by_hour, sums):
-            frame.unpersist()
 
 
 def _tables(context: Context, plans: Mapping[str, DataFrame]) -> dict[str, pa.Table]:
@@ -137,13 +135,12 @@ def _charts(context: Context, period: Period, tasks: DataFrame) -> tuple[Mapping
     step_s = next((one for one in FINE_STEPS_S if (last - first) / 1_000_000 < one * (MAX_CHART_STEPS - 1)), None)
     if step_s is None:
         return {}, ONE_HOUR
-    sums = T.hour_parts(tasks, context.options["objective"], step_s=step_s).persist()
-    hours, times = T.hours(sums), T.percentiles(sums)
-    levels = T.service_levels(period.only(hours, step_s=step_s), times, "queue", "hour", step_s=step_s)
-    found = levels, T.backlog(hours, step_s=step_s)
-    tables = _tables(context, dict(zip(CHART_TABLES, found, strict=True)))
-    sums.unpersist()
-    return tables, timedelta(seconds=step_s)
+    with Cached() as cached:
+        sums = cached.hold(T.hour_parts(tasks, context.options["objective"], step_s=step_s))
+        hours, times = T.hours(sums), T.percentiles(sums)
+        levels = T.service_levels(period.only(hours, step_s=step_s), times, "queue", "hour", step_s=step_s)
+        found = levels, T.backlog(hours, step_s=step_s)
+        return _tables(context, dict(zip(CHART_TABLES, found, strict=True))), timedelta(seconds=step_s)
 
 
 def report_of(tables: reports.Tables, top: int, shortest: timedelta) -> reports.Figures:
