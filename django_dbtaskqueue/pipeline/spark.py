@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePath
@@ -392,19 +392,25 @@ def one_paragraph(error: BaseException) -> str:
 
 # -- Ctrl-C and SIGTERM ------------------------------------------------------------------------------------------------
 
+Handler = Callable[[int, FrameType | None], object]
+
 
 @contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt in the block, unless the process handles it: then Spark is ended, too."""
+def _handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """Let these functions handle signals in the block; a thread that is not the main one may set none."""
     in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items() if in_main}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def sigterm_interrupts() -> AbstractContextManager[None]:
+    """Let SIGTERM raise KeyboardInterrupt in the block, unless the process handles it: then Spark is ended, too."""
+    is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    return _handling({signal.SIGTERM: signal.default_int_handler} if is_free else {})
 
 
 @contextmanager
@@ -413,11 +419,8 @@ def interrupts_delayed() -> Iterator[None]:
 
     A JVM whose start is cut off never ends. PySpark's own handler calls the JVM while it may be answering, and fails.
     """
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in handlers.items() if callable(handler)}
-    if not before or threading.current_thread() is not threading.main_thread():
-        yield  # this thread is not interrupted, and may set no handler
-        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: handler for number in signals if callable(handler := signal.getsignal(number))}
     waiting: list[int] = []
 
     def wait(number: int, frame: FrameType | None) -> None:
@@ -425,13 +428,10 @@ def interrupts_delayed() -> Iterator[None]:
         if len(waiting) > 1:
             before[signal.Signals(number)](number, frame)
 
-    for number in before:
-        signal.signal(number, wait)
     try:
-        yield
+        with _handling(dict.fromkeys(before, wait)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if len(waiting) == 1:
             before[signal.Signals(waiting[0])](waiting[0], None)
 
