@@ -119,6 +119,9 @@ class Lake:
         with lake_errors(self.root, ACCESS_REMEDY):
             return DeltaTable.is_deltatable(self.store.uri(table), self.store.options)
 
+    def tables(self) -> list[str]:
+        return [one for one in LAKE_SCHEMAS if self.has_table(one)]
+
     def prepare(self, table: str) -> None:
         """Make a table, or add its new columns. Raises LakeError."""
         schema, place = Schema.from_arrow(lake_schema(table)), self.store.uri(table)
@@ -298,6 +301,12 @@ def conformed(rows: pa.Table, table: str, columns: Collection[str] | None = None
         for one in schema
     ]
     return pa.table(columns, schema=schema)
+
+
+def task_ids(tasks: Collection[tuple[str, int]]) -> pa.Table:
+    """Return (location, id) of tasks as a table."""
+    rows = [{"location": location, "id": task_id} for location, task_id in tasks]
+    return pa.Table.from_pylist(rows, lake_schema("tasks", ("location", "id")))
 
 
 class State(NamedTuple):

@@ -32,21 +32,12 @@ from django_dbtaskqueue.core.columns import COPIED
 from django_dbtaskqueue.core.durations import MAX_DELAY, parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
+from django_dbtaskqueue.pipeline import source
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day, parsed
-from django_dbtaskqueue.pipeline.lake import DataFile, Lake, export as lake_export, read_lake, store_of, writing
-from django_dbtaskqueue.pipeline.lake.export import Batches, Export, ExportedBatch, TaskFilters, task_ids
+from django_dbtaskqueue.pipeline.lake import DataFile, Lake, export as lake_export, read_lake, task_ids, writing
+from django_dbtaskqueue.pipeline.lake.export import Batches, Export, ExportedBatch, TaskFilters
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
-from django_dbtaskqueue.pipeline.source import (
-    SCHEMAS,
-    TERMINAL_STATUSES,
-    Condition,
-    Selection,
-    even_slices,
-    open_snapshot,
-    stream_tasks,
-    unregister_stream,
-    write_tasks,
-)
+from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, refuse_unknown_queue, rejected, rows_where
 from django_dbtaskqueue.pipeline.spark import Cached, put
 
@@ -87,18 +78,18 @@ class Archive(Job):
     def run(self, context: Context) -> Result:
         """Archive, and return how many ``tasks`` and ``attempts`` left the database in how many ``batches``."""
         options, path = context.options, context.need_lake()
-        sources = options["source"] or ARCHIVED_TABLES
-        store_of(path)  # refuses what is not the address of a lake
+        tables = options["source"] or ARCHIVED_TABLES
+        Lake(path)  # refuses what is not the address of a lake
         with Batches.locked(context.need_database()) as batches:
             filters = batches.filters(options["older_than"], options["status"] or TERMINAL_STATUSES, options["queue"])
             if context.dry_run:
-                found = [batches.next(one, 0, options["limit"] or NO_LIMIT, filters) for one in sources]
+                found = [batches.next(one, 0, options["limit"] or NO_LIMIT, filters) for one in tables]
                 return {"tasks": sum(number for _first, _last, number in found), "dry_run": True}
             run = ArchiveRun(context, Lake.at(path, create=True), batches, filters)
             run.done["resumed"] = batches.resume(run.lake)
             batches.unwatch()
-            for source in sources:
-                run.archive(source)
+            for table in tables:
+                run.archive(table)
             if not options["no_compact"] and run.done["batches"]:
                 tokens = [token for token, _location, _lake in batches.unfinished()]
                 run.done["files_compacted"] = lake_export.compact(
@@ -120,11 +111,11 @@ class ArchiveRun:
     done: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(RESULT_COUNTS, 0)))
     broken: dict[str, list[int]] = field(default_factory=dict)
 
-    def archive(self, source: str) -> None:
+    def archive(self, table: str) -> None:
         after, most, options = 0, self.context.options["limit"] or NO_LIMIT, self.context.options
         while (limit := min(options["batch_size"], most - self.done["tasks"])) > 0:
             self._step("freeze")
-            batch = self.batches.freeze(source, after, limit, self.lake.root, self.filters)
+            batch = self.batches.freeze(table, after, limit, self.lake.root, self.filters)
             if batch is None:
                 return
             after = batch.last_id
@@ -158,12 +149,12 @@ class ArchiveRun:
         """Write the batch's files; return them and the horizon of the state they show."""
         spark, database = self.context.spark, self.batches.database
         number = min(MAX_SLICES, -(-(batch.last_id - batch.first_id + 1) // SLICE_IDS))
-        slices = even_slices(batch.first_id, batch.last_id, number)
-        with open_snapshot(database) as snapshot:
-            wanted: list[Condition] = [("status", "in", list(batch.filters.statuses))]
+        slices = source.even_slices(batch.first_id, batch.last_id, number)
+        with source.open_snapshot(database) as snapshot:
+            wanted: list[source.Condition] = [("status", "in", list(batch.filters.statuses))]
             wanted += [("queue_name", "in", list(batch.filters.queues))] if batch.filters.queues else []
             wanted += [("watched", "known", False)] if batch.source == "task" else []
-            tasks = Selection(database, batch.source, SCHEMAS[batch.source], tuple(wanted), snapshot.name)
+            tasks = source.Selection(database, batch.source, source.SCHEMAS[batch.source], tuple(wanted), snapshot.name)
             writer = partial(lake_export.write_slices, export, tasks, batch.filters.cutoff, slices)
             return lake_export.files_of(spark.range(0, len(slices), 1, len(slices)), writer), snapshot.horizon
 
@@ -251,7 +242,7 @@ class Stream(Job):
             raise PipelineError("Finished tasks can be streamed from PostgreSQL only. With SQLite, use `archive`.")
         if options["unregister"]:
             if not context.dry_run:
-                unregister_stream(database, options["unregister"])
+                source.unregister_stream(database, options["unregister"])
             return {"unregistered": options["unregister"], **({"dry_run": True} if context.dry_run else {})}
         lake = Lake.at(context.need_lake(), create=not context.dry_run)
         if context.dry_run:
@@ -259,11 +250,11 @@ class Stream(Job):
         place, name = checkpoint(lake, database.location, options["checkpoint"])
         before, reason = {one.path for one in lake.files("finished")}, ""
         try:
-            rows = stream_tasks(context.spark, database, name=name)
+            rows = source.stream_tasks(context.spark, database, name=name)
         except PipelineError as error:
             reason = str(error)
             context.progress(f"each micro-batch reads the whole table: {reason}", 0, 0)
-            rows = stream_tasks(context.spark, database)
+            rows = source.stream_tasks(context.spark, database)
         writer = rows.writeStream.foreachBatch(partial(sink, lake, name, database.location))
         interval = f"{options['interval'].total_seconds()} seconds"
         trigger: Any = {"availableNow": True} if options["once"] else {"processingTime": interval}
@@ -366,7 +357,7 @@ class Replay(Job):
             first = names.limit(MAX_SHOWN_REFERENCES).collect() if context.dry_run else []
             context.progress("enqueueing", 0, number)
             guards = {**guarded(context), "on_invalid": "reject"}
-            report = write_tasks(new, database, on_duplicate="ignore", **guards)
+            report = source.write_tasks(new, database, on_duplicate="ignore", **guards)
         enqueued = "would_enqueue" if context.dry_run else "enqueued"
         counts = {"chosen": number, enqueued: report.enqueued, "already_there": report.ignored}
         shown = {"first": [name for (name,) in first]} if first else {}

@@ -23,9 +23,9 @@ from pyarrow.fs import FileSelector
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
-from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake, writing
+from django_dbtaskqueue.pipeline.lake import PARTITION, DataFile, Lake, task_ids, writing
 from django_dbtaskqueue.pipeline.lake.archive_jobs import some_of
-from django_dbtaskqueue.pipeline.lake.export import Batches, Export, remove_out_of_date, task_ids
+from django_dbtaskqueue.pipeline.lake.export import Batches, Export, remove_out_of_date
 from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
 __all__ = ["Erase"]
@@ -267,7 +267,7 @@ def delete_replaced(lake: Lake) -> tuple[int, int]:
     Returns how many files were deleted, and how many do not count and are younger. Readers of older versions fail.
     """
     deleted, left = 0, 0
-    for table in (one for one in LAKE_SCHEMAS if lake.has_table(one)):
+    for table in lake.tables():
         with writing(lake.root):
             before = _stored(lake, table)
             lake.vacuum(table, 0, full=False)

@@ -34,18 +34,7 @@ from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ARCHIVES, ATTEMPT_KEYS, CREATE_BATCH, OPEN_BATCHES, TASK_KEYS, older
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.pipeline.database import Database, Link, Params
-from django_dbtaskqueue.pipeline.lake import (
-    LAKE_SCHEMAS,
-    PARTITION,
-    ROW_TABLES,
-    DataFile,
-    Lake,
-    conformed,
-    lake_schema,
-    of_each,
-    store_of,
-    writing,
-)
+from django_dbtaskqueue.pipeline.lake import PARTITION, ROW_TABLES, DataFile, Lake, conformed, of_each, writing
 from django_dbtaskqueue.pipeline.source import ATTEMPTS, Selection, Slice, arrow_schema, task_attempt_id
 from django_dbtaskqueue.pipeline.source.staging import load
 from django_dbtaskqueue.pipeline.spark import Progress, silent
@@ -217,7 +206,7 @@ class Batches:
         """Take back the batches of a killed run; return how many. Raises PipelineError for one of another lake."""
         own = [(token, root) for token, location, root in self.unfinished() if location == self.database.location]
         for token, root in own:
-            if store_of(root) != lake.store:
+            if Lake(root).root != lake.root:
                 reason = f"An archive of {self.database.location} into the lake {root} is not finished"
                 raise PipelineError(f"{reason}. Finish it first: archive --lake {root}")
             lake.revoke(token)
@@ -294,12 +283,6 @@ class Export(NamedTuple):
                 yield self.write_day(file.table, file.day, kept.sort_by("id"), "kept")
 
 
-def task_ids(tasks: Collection[tuple[str, int]]) -> pa.Table:
-    """Return (location, id) of tasks as a table."""
-    rows = [{"location": location, "id": task_id} for location, task_id in tasks]
-    return pa.Table.from_pylist(rows, lake_schema("tasks", ("location", "id")))
-
-
 def by_day(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Yield the rows of each day, without the day itself."""
     for day in pc.unique(rows[PARTITION]):
@@ -326,7 +309,7 @@ def compact(
             file = Export(lake, uuid.uuid4().hex).write_day(group[0].table, group[0].day, rows, "merged")
             lake.commit(file.table, [file], merged)
             replaced += len(merged)
-    for table in LAKE_SCHEMAS:
+    for table in lake.tables():
         lake.vacuum(table)
     return replaced
 

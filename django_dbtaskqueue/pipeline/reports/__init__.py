@@ -25,15 +25,7 @@ from django_dbtaskqueue.core.durations import parse_length, thousands
 from django_dbtaskqueue.core.exceptions import JobOptionError, LakeError, PipelineError, near_match
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database, database_errors
-from django_dbtaskqueue.pipeline.lake import (
-    LAKE_SUMMARIES,
-    PARTITION,
-    DataFile,
-    Lake,
-    export as lake_export,
-    one_state,
-    read_files,
-)
+from django_dbtaskqueue.pipeline.lake import LAKE_SUMMARIES, PARTITION, DataFile, Lake, export, one_state, read_files
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.source import arrow_schema, few_tasks, read_tasks, schema_of
 from django_dbtaskqueue.pipeline.spark import Cached
@@ -407,19 +399,19 @@ class KeptDays:
         """
         closed = self._closed(live)
         options = json.dumps(T.limits(self.objectives), sort_keys=True)
-        keys = {day: lake_export.key_of(files, options) for day, files in closed.items()}
+        keys = {day: export.key_of(files, options) for day, files in closed.items()}
         try:
-            self.files = lake_export.summaries(self.lake, keys)
+            self.files = export.summaries(self.lake, keys)
             missing = {day: files for day, files in closed.items() if day not in self.files}
             if not missing or self.context.dry_run or self.context.options.get("queue"):
                 return
-            self.lake.prepare(lake_export.SUMMARY_TABLE)
+            self.lake.prepare(export.SUMMARY_TABLE)
             sizes = {day: sum(one.bytes for one in files) for day, files in missing.items()}
-            chunks = [*lake_export.chunked(sorted(missing), sizes.__getitem__, MAX_CHUNK_BYTES)]
+            chunks = [*export.chunked(sorted(missing), sizes.__getitem__, MAX_CHUNK_BYTES)]
             for done, days in enumerate(chunks):
                 self.context.progress("summing up days", done, len(chunks))
                 self._keep({day: missing[day] for day in days}, keys)
-                self.files = lake_export.summaries(self.lake, keys)
+                self.files = export.summaries(self.lake, keys)
         except (LakeError, PythonException) as error:
             _before, is_in_task, reason = str(error).rpartition(f"{LakeError.__name__}: ")
             if isinstance(error, PythonException) and not is_in_task:
@@ -448,13 +440,13 @@ class KeptDays:
         if not days:
             return
         tasks, attempts = (self._rows(table, days) for table in ("tasks", "attempts"))
-        writer = partial(lake_export.write_summaries, self.lake, {day: keys[day] for day in days})
+        writer = partial(export.write_summaries, self.lake, {day: keys[day] for day in days})
         with Cached() as cached:
             hours = cached.hold(T.hour_parts(tasks, self.objectives, PARTITION))
             rows = TaskRows(tasks, attempts, hours, (PARTITION,))
             parts = reduce(DataFrame.unionByName, (_as_summary(rows.part(name), name) for name in REPORT_PARTS))
-            written = lake_export.files_of(parts.repartition(len(days), PARTITION), writer)
-        lake_export.remove_out_of_date(self.lake, written)
+            written = export.files_of(parts.repartition(len(days), PARTITION), writer)
+        export.remove_out_of_date(self.lake, written)
 
     def _rows(self, table: str, days: Files) -> DataFrame:
         files = [one for found in days.values() for one in found if one.table == table]
@@ -467,7 +459,7 @@ class KeptDays:
         read = rest.part(name)
         if not self.files:
             return read
-        kept = read_files(self.context.spark, self.lake, lake_export.SUMMARY_TABLE, [*self.files.values()])
+        kept = read_files(self.context.spark, self.lake, export.SUMMARY_TABLE, [*self.files.values()])
         kept = kept.where(F.col("part") == name)
         if queues := self.context.options.get("queue"):
             kept = kept.where(F.col("queue").isin(*queues))

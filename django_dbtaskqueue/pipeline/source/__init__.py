@@ -60,6 +60,7 @@ class TaskSource(datasource.DataSource):
             if name.lower() not in SOURCE_OPTIONS:
                 raise PipelineError(f"Unknown option {name!r}.{near_match(name.lower(), SOURCE_OPTIONS)}")
         super().__init__(options)
+        self.table = str(options.get("table", "task"))
 
     @classmethod
     def name(cls) -> str:
@@ -83,7 +84,7 @@ class TaskSource(datasource.DataSource):
 
     def schema(self) -> StructType:
         """Return all columns of the table; a query selects some with ``.schema(...)``."""
-        return schema_of(self._table)
+        return schema_of(self.table)
 
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         snapshot = self.options.get("snapshot")
@@ -113,20 +114,16 @@ class TaskSource(datasource.DataSource):
             )
         return self.writer(schema, overwrite=False)
 
-    @property
-    def _table(self) -> str:
-        return str(self.options.get("table", "task"))
-
     def _selection(self, schema: StructType) -> Selection:
-        wanted = schema_of(self._table, schema.names)
+        wanted = schema_of(self.table, schema.names)
         for given, ours in zip(schema, wanted, strict=True):
             if given.dataType != ours.dataType:
                 raise PipelineError(
-                    f"The column {ours.name!r} of {self._table} is of type {ours.dataType.simpleString()}, not "
+                    f"The column {ours.name!r} of {self.table} is of type {ours.dataType.simpleString()}, not "
                     f"{given.dataType.simpleString()}: correct .schema(...), or cast it afterwards."
                 )
-        conditions = _from_text(self.options.get("where", "[]"), schema_of(self._table).names)
-        return Selection(self.database, self._table, schema, conditions)
+        conditions = _from_text(self.options.get("where", "[]"), schema_of(self.table).names)
+        return Selection(self.database, self.table, schema, conditions)
 
 
 def register(spark: SparkSession, *databases: Database) -> None:
@@ -287,8 +284,6 @@ class Selection:
 
     def read(self, part: Slice, *, also: str = "") -> Generator[pa.RecordBatch]:
         """Yield the rows of one slice that meet the SQL ``also``, as record batches of the schema."""
-        if part.low is not None and part.low == part.high:
-            return
         schema, is_postgresql = arrow_schema(self.schema), self.database.postgresql
         # Text and JSON are read as PostgreSQL prints them.
         as_text = {one.name for one in self.schema if is_postgresql and isinstance(one.dataType, StringType)}
@@ -360,9 +355,8 @@ class TaskReader(datasource.DataSourceReader):
 
     def partitions(self) -> Sequence[datasource.InputPartition]:
         """Cut the range of ids into slices; without a snapshot one slice, because it must see one state."""
-        if self.selection.snapshot is None:
-            return [Slice()]
-        return [Slice(*ids) for ids in self.selection.slices(self.slice_ids)] or [Slice(0, 0)]
+        slices = self.selection.slices(self.slice_ids) if self.selection.snapshot is not None else ()
+        return [Slice(*ids) for ids in slices] or [Slice()]
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Slice)  # noqa: S101 -- what partitions() returns
