@@ -101,23 +101,19 @@ class Database:
 
     def connect(self) -> Any:
         """Return psycopg's or sqlite3's connection, in autocommit and UTC. Raises `PipelineError` within 10 seconds."""
-        if self.postgresql:
-            import psycopg
+        try:
+            if self.postgresql:
+                import psycopg
 
-            try:
                 connection = psycopg.connect(self._libpq, autocommit=True)
                 connection.execute(SESSION_SETTINGS)
-            except psycopg.Error as error:
-                raise self._unusable(error) from None
-            return connection
-        try:
+                return connection
             uri = f"{Path(self.conninfo['dbname']).as_uri()}?mode=rw"
             file = sqlite3.connect(uri, uri=True, timeout=120, isolation_level=None)
             file.execute("SELECT name FROM sqlite_master LIMIT 1").fetchall()
-        except sqlite3.Error as error:
-            path = self.conninfo["dbname"]
-            raise PipelineError(f"The SQLite database {path} cannot be used: {error}. Check the path.") from None
-        return file
+            return file
+        except database_errors() as error:
+            raise self._unusable(error) from None
 
     @contextmanager
     def open(self) -> Iterator[Link]:
@@ -142,10 +138,9 @@ class Database:
         return " ".join(f"{name}='{value}'" for name, value in escaped.items())
 
     def _unusable(self, error: Exception) -> PipelineError:
-        return PipelineError(
-            f"The database {self.url_without_password} cannot be used: {str(error).strip()}. Check that the "
-            "server runs, that this host may reach it, and the user and password."
-        )
+        of_server = "that the server runs, that this host may reach it, and the user and password"
+        reason = f"The database {self.url_without_password} cannot be used: {str(error).strip()}"
+        return PipelineError(f"{reason}. Check {of_server if self.postgresql else 'the path'}.")
 
 
 class Link(NamedTuple):

@@ -100,6 +100,7 @@ def spark_session(
 
     if active := SparkSession.getActiveSession():
         return active
+    builder = SparkSession.builder.appName(app_name)
     if GATEWAY_VARIABLE in os.environ:
         from pyspark import SparkConf
 
@@ -107,7 +108,7 @@ def spark_session(
         ours = {name: value for name, value in SPARK_DEFAULTS.items() if name == TIME_ZONE or not given.contains(name)}
         chosen = {"spark.master": master} if master else {}
         with interrupts_delayed():
-            return session_of({**ours, **chosen, **(conf or {})}, app_name)
+            return builder.config(map={**ours, **chosen, **(conf or {})}).getOrCreate()
     master = master or _default_master()
     folder = scratch()
     java = find_java(folder)
@@ -115,7 +116,7 @@ def spark_session(
     settings = _settings(master, memory, folder, [*class_archive(java, folder), *SHORT_OPTIONS * short], conf)
     with _environment(java, local=master.startswith("local")), interrupts_delayed():
         try:
-            session = session_of({"spark.master": master, **settings}, app_name)
+            session = builder.config(map={"spark.master": master, **settings}).getOrCreate()
         except Exception as error:  # the launcher raises many kinds; each must name the Java
             reason = f"Spark did not start with the Java in {java} and master {master!r}: {error}"
             raise PipelineError(reason) from error
@@ -133,13 +134,6 @@ def _default_master() -> str:
         if folder:
             return str(MASTER_PATTERN.findall(Path(folder, "spark-defaults.conf").read_text(encoding="utf-8"))[-1])
     return "local[*]"
-
-
-def session_of(settings: Mapping[str, str], app_name: str = "dbtaskqueue") -> SparkSession:
-    """Return the running session with these settings, else start one."""
-    from pyspark.sql import SparkSession
-
-    return SparkSession.builder.appName(app_name).config(map=dict(settings)).getOrCreate()
 
 
 class Cached(ExitStack):
