@@ -259,8 +259,9 @@ def enqueue_chunks(context: Context, tasks: DataFrame) -> Result:
             totals["chunks_done_before"] += 1
             continue
         began = clock.monotonic()
-        once: Options = {"once": f"{load.prefix}{chunks}", "content": load.content(number)} if load else {}
-        done = write_tasks(chunk, database, batch=number, **once, **given)
+        content = f"{load.contents[number]} of {load.rows}" if load else None
+        once = f"{load.prefix}{chunks}" if load else None
+        done = write_tasks(chunk, database, once=once, batch=number, content=content, **given)
         rejects += done.rejects
         totals["enqueued"] += done.enqueued
         totals["ignored"] += done.ignored
@@ -287,7 +288,7 @@ class Load(NamedTuple):
     prefix: str
     chunks: int
     size: int
-    contents: Mapping[int, str]  # of each chunk that has rows: their number, and a sum over them
+    contents: Mapping[int, str]  # of each chunk: the number of its rows, and a sum over them
     rows: int
     done: Mapping[int, re.Match[str]]  # the ledger's entry of each finished chunk
 
@@ -303,18 +304,16 @@ class Load(NamedTuple):
         row = _row_hash(tasks)
         content = F.sum(F.xxhash64(row, F.lit(context.options["queue"])).cast("decimal(38,0)"))
         sums = tasks.groupBy(F.pmod(row, F.lit(chunks))).agg(F.count("*"), content).collect()
-        contents = {number: f"{rows} {int(total)}" for number, rows, total in sums}
+        contents = dict.fromkeys(range(chunks), "0 0")
+        contents |= {number: f"{rows} {int(total)}" for number, rows, total in sums}
         done = {int(match["chunk"]): match for match in found if int(match["chunks"]) == chunks}
         load = cls(prefix, chunks, size, contents, sum(rows for _number, rows, _total in sums), done)
         load._compare(context.options["resume"])
         return load
 
-    def content(self, number: int) -> str:
-        return f"{self.contents.get(number, '0 0')} of {self.rows}"
-
     def _compare(self, name: str) -> None:
         stored = {number: match for number, match in self.done.items() if match["content"]}
-        changed = [number for number, match in stored.items() if match["content"] != self.contents.get(number, "0 0")]
+        changed = [number for number, match in stored.items() if match["content"] != self.contents[number]]
         if not changed:
             return
         before, now = max(int(match["rows"]) for match in stored.values()), self.rows
