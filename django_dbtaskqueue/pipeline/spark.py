@@ -81,14 +81,11 @@ def spark_session(
 ) -> SparkSession:  # fmt: skip
     """Return the running session, else start one on ``master`` with ``memory`` for the driver.
 
-    A ``short`` one works for seconds: the JVM starts to work sooner, and its code never gets as fast.
-
     Without ``master`` it is that of ``spark-submit``, else that of ``spark-defaults.conf``, else this machine. In a
     process that ``spark-submit`` has started, ``memory`` has no effect, and Spark's settings win over our defaults.
-
-    ``conf`` is laid over the defaults; its ``spark.driver.extraJavaOptions`` are added to ours. During the start Ctrl-C
-    and SIGTERM act at its end, a second one at once. Raises `PipelineError`, which names the packages to install, when
-    Java, PySpark or one of its companions is missing.
+    ``conf`` is laid over the defaults; its ``spark.driver.extraJavaOptions`` are added to ours. A ``short`` session
+    starts to work sooner, and its code never gets as fast. During the start Ctrl-C and SIGTERM act at its end, a second
+    one at once. Raises `PipelineError`, which names the packages to install that are missing.
     """
     missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
     if missing:

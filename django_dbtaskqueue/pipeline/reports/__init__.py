@@ -51,19 +51,16 @@ INSERT_REPORT = (
 )
 
 
-def start_of_period(text: str) -> datetime | timedelta:
+def beginning(text: str) -> datetime | timedelta:
     """Return the time, or the duration before the end, of text such as "2026-01-31" or "30d"."""
-    with suppress(ValueError):
-        return parse_length(text, needs_unit=True)
-    with suppress(ValueError):
-        return jobs.utc_moment(text)
+    for read in (partial(parse_length, needs_unit=True), jobs.utc_moment):
+        with suppress(ValueError):
+            return read(text)
     raise ValueError(f'{text!r} is neither a time, as 2026-01-31, nor a duration, as "30d"')
 
 
 PERIOD_ARGUMENTS = (
-    jobs.Argument(
-        "since", "from this time (2026-01-31), or this long before the end (30d). Default: all", start_of_period
-    ),
+    jobs.Argument("since", "from this time (2026-01-31), or this long before the end (30d). Default: all", beginning),
     jobs.Argument("until", "up to this time. Default: now", jobs.utc_moment),
     jobs.Argument("queue", "only this queue", many=True),
 )

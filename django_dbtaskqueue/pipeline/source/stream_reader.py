@@ -48,11 +48,8 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
 
     A reader that remembers the greatest id or time skips a row that commits later. So an offset here is a transaction
     id, and the next one is the oldest transaction that still runs: one that stays open delays the stream. Another
-    server counts transactions anew, so an offset names its server. A row is read once for each change that left it
-    finished.
-
-    With the ``name`` of a registered stream a micro-batch reads only the tasks that finished. Without it, or while
-    events may be missing, it compares all rows.
+    server counts transactions anew, so an offset names its server. Without a ``name``, or while events may be missing,
+    a micro-batch compares all rows.
     """
 
     def __init__(self, selection: Selection, name: str | None = None) -> None:
