@@ -22,6 +22,13 @@ from tests.patience import (
 T = TypeVar("T")
 
 
+class Unprintable:
+    """It has no text, as a model whose related row is gone."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
 class Actor:
     """A thread with database connections of its own, which does one thing after the other."""
 

@@ -21,6 +21,7 @@ from hypothesis import example, given, strategies as st
 from django_dbtaskqueue.core import json as payload
 from django_dbtaskqueue.core.exceptions import PayloadError
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
+from tests.support import Unprintable
 from tests.test_codecs import refusal, typed
 
 Colour = enum.StrEnum("Colour", {"RED": "red"})
@@ -36,11 +37,6 @@ class Claim:
 
 class Ratio(float):
     pass
-
-
-class Broken:
-    def __repr__(self) -> str:
-        raise RuntimeError("no repr")
 
 
 @pytest.fixture(params=["orjson", "stdlib"])
@@ -174,7 +170,7 @@ def test_a_long_integer_is_refused_also_where_this_process_could_read_it(reader:
 
 
 def test_a_long_value_and_a_broken_repr_do_not_spoil_the_message() -> None:
-    assert "<Broken whose repr() fails>" in str(refusal(payload.dumps, [Broken()]))
+    assert "<Unprintable whose repr() fails>" in str(refusal(payload.dumps, [Unprintable()]))
     assert len(str(refusal(payload.dumps, {b"x" * 10_000: 1}))) < 300
 
 
@@ -270,7 +266,7 @@ def test_what_is_kept_of_a_result_says_whose_value_it_is() -> None:
     assert payload.cut_bytes(None) is payload.tail_bytes(None) is None
     loop: list[Any] = []
     loop.append(loop)
-    for wrong in (Broken(), loop, "x" * 2_000_000, base64.b64encode(b"x")):
+    for wrong in (Unprintable(), loop, "x" * 2_000_000, base64.b64encode(b"x")):
         assert str(refusal(payload.kept, "The result", wrong)).startswith("The result cannot be stored: ")
     assert payload.kept("The result", {"ok": 1}) == '{"ok":1}' and payload.kept("The result", None) is None
 

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.core.retry import Arithmetic, Fixed, Geometric, Linear, PerException, Policy, Sequence, Staged
+from tests.support import Unprintable
 
 
 def s(seconds: float) -> timedelta:
@@ -187,10 +188,7 @@ def test_normalise_passes_policies_and_functions_through_and_refuses_the_rest() 
             retry.normalise(wrong)
 
 
-class Unprintable:
-    def __repr__(self) -> str:
-        raise RuntimeError("no repr")
-
+class Failing(Unprintable):
     def __call__(self, attempt: int, error: BaseException | None) -> timedelta:
         raise KeyError("x")
 
@@ -222,7 +220,7 @@ def test_even_a_policy_without_repr_cannot_raise(monkeypatch: pytest.MonkeyPatch
     # A handler that formats the record would report the broken repr by itself; here none is attached.
     monkeypatch.setattr(retry.logger, "propagate", False)
     monkeypatch.setattr(retry.logger, "handlers", [logging.NullHandler()])
-    assert retry.next_delay(Unprintable(), 1, None) is not None
+    assert retry.next_delay(Failing(), 1, None) is not None
     assert retry.next_delay(giving(Unprintable()), 1, None) is not None
 
 

@@ -20,7 +20,7 @@ from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from tests.conformance.conftest import SECOND, World
 from tests.factories import LEASE, QUEUE
-from tests.support import PATIENCE, counted, refused, taken_back
+from tests.support import PATIENCE, Unprintable, counted, refused, taken_back
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -222,11 +222,8 @@ def test_what_is_no_failure_lets_a_task_be_taken_again_even_after_its_last_attem
         again.complete()
 
 
-class Hostile(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text for you")
-
-    __repr__ = __str__
+class Hostile(Unprintable, Exception):
+    __str__ = Unprintable.__repr__
 
 
 HostileName = type("HostileName", (Exception,), {"__qualname__": "Hostile\0Name\ud800" * 100})

@@ -27,7 +27,7 @@ from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations.lookup import search
 from django_dbtaskqueue.testing import drain
 from tests.factories import make_task
-from tests.support import PATIENCE, ended
+from tests.support import PATIENCE, Unprintable, ended
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -331,18 +331,12 @@ def test_a_queue_has_a_default_priority_that_an_operator_may_change(alias: str, 
 FAR = timezone.get_fixed_timezone(14 * 60), timezone.get_fixed_timezone(-14 * 60)
 
 
-class Raises:
-    """It has no text, as a model whose related row is gone."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("asked")
-
-
 class Liar(str):
     def __str__(self) -> str:
         return "fuzz"
 
 
+UNTOLD = Unprintable()
 DEEP: list[Any] = reduce(lambda inner, _: [inner], range(3000), list[Any]())
 CIRCLE: dict[str, Any] = {}
 CIRCLE["self"] = CIRCLE
@@ -353,7 +347,7 @@ def hostile() -> list[Any]:
         None, True, 0, -1, 2**31, 2**63, -(2**63) - 1, 10**400, 1.5, float("nan"), float("inf"), Decimal("1e400"), 1j,
         "", " ", "a", "\0", "\ud800", "x" * 100_000, "'; DROP TABLE x", "%s %(queue)s {0}", "\u202e", Liar("other"),
         b"", b"\xff", [], [None], ["a", "a"], (), {}, {"a": 1}, {1: 2}, {None: None}, {"\0": "\0"}, {1, 2}, iter([1]),
-        (number for number in range(2)), DEEP, CIRCLE, Raises(), [Raises()], {"a": Raises()}, object(), int,
+        (number for number in range(2)), DEEP, CIRCLE, UNTOLD, [UNTOLD], {"a": UNTOLD}, object(), int,
         len, lambda: None, Ellipsis, UUID(int=0), date.max, datetime.min, datetime.max, datetime(2026, 1, 1),
         *(moment.replace(tzinfo=zone) for moment in (datetime.min, datetime.max) for zone in FAR),
         datetime(2026, 1, 1, tzinfo=UTC), timedelta.min, timedelta.max, timedelta(0), timedelta(microseconds=1),

@@ -245,8 +245,7 @@ def test_another_process_gets_the_row_of_a_task_and_not_the_pool(site: Site, poo
 def test_children_use_the_databases_and_the_middleware_of_a_test(site: Site, settings: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("DATABASE_URL", settings.SERVER_URL)  # of another database than the test's
     processor(QUEUE, executor="process", mode="atomic", middleware=["tests.processing.named.with_process"])(named.book)
-    task = site.ran(reference="r1")
-    pid, booked = site.task(task).result
+    pid, booked = site.ran(reference="r1").result
     assert booked["pid"] == pid != os.getpid() and Booking.objects.using(site.alias).get().reference == "r1"
 
 

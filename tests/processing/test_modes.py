@@ -29,7 +29,7 @@ ONCE: dict[str, Any] = {"max_attempts": 1}
 def test_what_an_exception_leaves_behind(site: Site, mode: str, left: list[str]) -> None:
     processor(QUEUE, mode=mode, **ONCE)(lambda task: site.book("a") / 0)
     task = site.ran()
-    assert site.booked() == left and site.task(task).status == "ERROR"
+    assert site.booked() == left and task.status == "ERROR"
     assert [attempt.message for attempt in site.attempts(task)] == ["division by zero"]
 
 

@@ -19,18 +19,10 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.models import Task
 from tests.processing.conftest import QUEUE, Site, both, on_real_connections
+from tests.support import Unprintable
 from tests.testapp.models import Booking
 
 pytestmark = on_real_connections
-
-
-class Hostile:
-    """An object that fails whatever is asked of it."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no repr")
-
-    __str__ = __repr__
 
 
 WRONG: list[tuple[Any, Any, dict[str, Any]]] = [
@@ -63,10 +55,10 @@ NO_JSON = [
 ]  # fmt: skip
 CANNOT_BE_WRITTEN: list[Callable[[], Any]] = [
     lambda: altered(Fail("no"), error=5),
-    lambda: altered(Fail("no"), error=Hostile()),
-    lambda: altered(Fail("no"), delay=Hostile()),
-    lambda: altered(Poison("no"), reason=Hostile()),
-    lambda: altered(Reenqueue(timedelta(0)), delay=Hostile()),
+    lambda: altered(Fail("no"), error=Unprintable()),
+    lambda: altered(Fail("no"), delay=Unprintable()),
+    lambda: altered(Poison("no"), reason=Unprintable()),
+    lambda: altered(Reenqueue(timedelta(0)), delay=Unprintable()),
     *(lambda kind=kind: object.__new__(kind) for kind in (Fail, Complete, Reenqueue)),  # without their fields
     lambda: Reenqueue(timedelta(0), {"a": float("nan")}),
     *(lambda result=result: Complete(result) for result in NO_JSON),
@@ -200,8 +192,7 @@ HOURLY, TWO_MINUTES = Fixed(timedelta(hours=1)), "fixed:2m,jitter=0"
 def test_which_delay_counts(site: Site, settings: Any, given: Any, options: Any, function: Any, seconds: int) -> None:
     settings.DBTASKQUEUE = given
     processor(QUEUE, **options)(function)
-    task = site.drained()
-    assert wait_of(site.task(task)) == seconds
+    assert wait_of(site.drained()) == seconds
 
 
 # -- what a processor returns is stored as it is, or the attempt fails with the reason ---------------------------------
@@ -241,15 +232,14 @@ def test_a_generator_function_is_refused(function: Callable[..., object]) -> Non
 @pytest.mark.parametrize("function", [work, functools.partial(of_number, 0), Asynchronous()])
 def test_an_async_callable_is_awaited(site: Site, function: Callable[..., object]) -> None:
     processor(QUEUE)(function)
-    task = site.ran()
-    assert site.task(task).result == 7
+    assert site.ran().result == 7
 
 
 @pytest.mark.parametrize("returned", [behind_a_wrapper, lambda task: work(task), lambda task: (one for one in ())])
 def test_what_was_never_run_is_a_failure(site: Site, returned: Callable[..., object]) -> None:
     registry.register(QUEUE, returned, max_attempts=1)
     task = site.ran()
-    assert (site.task(task).status, site.task(task).result) == ("ERROR", None)
+    assert (task.status, task.result) == ("ERROR", None)
     assert "whose code has not run. Await it" in site.attempts(task)[0].message
 
 
@@ -258,8 +248,7 @@ def test_what_was_never_run_is_a_failure(site: Site, returned: Callable[..., obj
 def test_a_large_result_is_kept_whole_by_the_projects_limit(site: Site, settings: Any, outcome: object) -> None:
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "PAYLOAD_MAX_BYTES": 5_000_000}
     registry.register(QUEUE, lambda task: outcome if task.total_attempt == 1 else None, reenqueue="fixed:1h")
-    task = site.drained()
-    assert site.task(task).result == LARGE
+    assert site.drained().result == LARGE
 
 
 @both
