@@ -7,7 +7,6 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 from django.contrib.auth.models import User
-from django.test import Client
 from psycopg import sql
 
 from django_dbtaskqueue import enqueue
@@ -16,6 +15,7 @@ from django_dbtaskqueue.models import MinuteCount, Queue, Task, UsedReference
 from django_dbtaskqueue.testing import drain
 from tests.conftest import ProcessDatabase
 from tests.locations.test_roles import ALLOWED, ROLES, SCRIPT, STATEMENTS
+from tests.operations.site import logged_in
 from tests.support import backend_pid, sql as execute
 
 PASSWORD = "only of this test"
@@ -88,8 +88,7 @@ def test_no_time_that_a_producer_writes_stops_a_page_or_a_poller(logins: dict[st
                 names = map(sql.Identifier, (table, column))
                 with pytest.raises(psycopg.errors.CheckViolation):
                     link.execute(sql.SQL("UPDATE {} SET {} = {}").format(*names, sql.Literal(value)))
-    client = Client(raise_request_exception=False)
-    client.force_login(User.objects.create_superuser("ada"))
+    client = logged_in(User.objects.create_superuser("ada"), raise_request_exception=False)
     for address in ("", "task/", f"task/{task.pk}/change/", "queue/", "queue/work/change/"):
         assert client.get(f"/admin/dbtaskqueue/{address}").status_code == 200, address
     drain("work")

@@ -44,8 +44,8 @@ def staff(*codenames: str, name: str = "staff") -> Client:
     return client(*codenames, name=name, staff=True)
 
 
-def logged_in(known: User) -> Client:
-    found = Client()
+def logged_in(known: User, **options: Any) -> Client:
+    found = Client(**options)
     found.force_login(known)
     return found
 

@@ -11,15 +11,14 @@ from html import unescape
 from typing import Any
 
 import pytest
-import sentry_sdk
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db.models.functions import Now
 from django.test import Client
 
-from django_dbtaskqueue import batch, enqueue, processor, signal, signals
+from django_dbtaskqueue import batch, enqueue, processor, signal
 from django_dbtaskqueue.api.urls import ROUTES
-from django_dbtaskqueue.contrib import otel, sentry
+from django_dbtaskqueue.contrib import otel
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.masking import MASKED
 from django_dbtaskqueue.flow.schedule import enqueue_due
@@ -28,7 +27,7 @@ from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.testing import drain
 from tests.contrib import test_bridge
 from tests.contrib.test_otel import Site
-from tests.contrib.test_sentry import Sent
+from tests.contrib.test_sentry import reporting
 from tests.factories import QUEUE, make_task
 from tests.operations.site import TASKS, command, crawled, failure_group, logged_in, post, work
 from tests.support import sql
@@ -64,15 +63,10 @@ def process(task: Lease) -> Any:
 def sent(settings: Any, taskqueue_registry: None, caplog: Any) -> Iterator[Callable[[], str]]:
     """What leaves the process by itself: call it."""
     settings.DBTASKQUEUE |= {"QUEUES": {QUEUE: {"max_attempts": 1, "log_level": "INFO"}}}
-    spans, events = Site(), Sent()
+    spans = Site()
     otel.instrument(spans.traces, spans.meters)
-    sentry_sdk.init("https://key@sentry.invalid/1", transport=events, default_integrations=False)
-    sentry.report()
-    with caplog.at_level(logging.DEBUG, "django_dbtaskqueue"):
+    with reporting() as events, caplog.at_level(logging.DEBUG, "django_dbtaskqueue"):
         yield lambda: f"{[vars(one) for one in caplog.records]} {events.items} {spans.shown()}"
-    signals.unregister(sentry._reporter)
-    sentry_sdk.get_client().close()
-    sentry_sdk.get_global_scope().set_client(None)
     otel.uninstrument()
 
 

@@ -30,7 +30,7 @@ from django_dbtaskqueue.operations.search import QUALIFIERS, parse
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
 from tests.conftest import ProcessDatabase
 from tests.factories import QUEUE, make_task
-from tests.operations.site import ADMIN, QUEUES, TASKS, command, failure_group, post, refused, text
+from tests.operations.site import ADMIN, QUEUES, TASKS, command, failure_group, logged_in, post, refused, text
 
 SOAK = [pytest.param(number, 1000, marks=pytest.mark.soak) for number in range(1, 21)]
 LISTS = [f"{ADMIN}{model._meta.model_name}/" for model in ADMIN_CLASSES]
@@ -69,9 +69,7 @@ def browser(settings: Any) -> Client:
     Poller.objects.create(instance="p1", state="RUNNING", queues=[QUEUE])
     failure_group("f" * 40)
     bulk.start("reprocess", "status:ERROR", None)
-    client = Client(raise_request_exception=False)
-    client.force_login(User.objects.create_superuser("ada"))
-    return client
+    return logged_in(User.objects.create_superuser("ada"), raise_request_exception=False)
 
 
 def parts_of(address: str, data: st.DataObject) -> str:

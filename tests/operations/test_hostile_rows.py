@@ -28,7 +28,7 @@ from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.testing import run_poller
 from tests.conftest import ProcessDatabase
 from tests.factories import QUEUE, make_task
-from tests.operations.site import ADMIN
+from tests.operations.site import ADMIN, logged_in
 from tests.support import taken_back, until
 
 Column = Any
@@ -175,9 +175,7 @@ def browser(process_database: ProcessDatabase, settings: Any) -> Client:
     make_task(Status.ERROR, payload={"a": 1}, process_result="no", fingerprint="f" * 40, reference="honest")
     Queue.objects.create(name=QUEUE)
     Poller.objects.create(instance="p1", state="RUNNING", queues=[QUEUE])
-    client = Client(raise_request_exception=False)
-    client.force_login(User.objects.create_superuser("ada"))
-    return client
+    return logged_in(User.objects.create_superuser("ada"), raise_request_exception=False)
 
 
 @pytest.mark.slow
