@@ -28,14 +28,6 @@ def taken(leases: list[Lease]) -> list[str]:
     return sorted(str(lease.reference) for lease in leases)
 
 
-@pytest.fixture
-def two_groups(world: World) -> World:
-    for reference in ("a1", "b1", "a2", "a3", "b2"):
-        world.enqueue(reference, group=reference[0])
-    world.enqueue("free")
-    return world
-
-
 GO_ON = (Complete(), Poison("bad"), Fail("no", retry=False), Reenqueue(timedelta(hours=1)))
 
 
@@ -44,12 +36,15 @@ NEXT += [("hold", Fail("later"), []), ("skip", Fail("later"), ["a2"])]
 
 
 @pytest.mark.parametrize(("retry", "outcome", "then"), NEXT)
-def test_what_becomes_of_a_head_says_who_is_next(two_groups: World, retry: str, outcome: Any, then: Any) -> None:
-    two_groups.configure(group_retry=retry)
-    head = two_groups.checkout(1)[0]
+def test_what_becomes_of_a_head_says_who_is_next(world: World, retry: str, outcome: Any, then: Any) -> None:
+    for reference in ("a1", "b1", "a2", "a3", "b2"):
+        world.enqueue(reference, group=reference[0])
+    world.enqueue("free")
+    world.configure(group_retry=retry)
+    head = world.checkout(1)[0]
     head.port.retry = Fixed(timedelta(hours=1), jitter=0)
     head.port.settle(head, outcome)
-    assert taken(two_groups.checkout(10)) == [*then, "b1", "free"]
+    assert taken(world.checkout(10)) == [*then, "b1", "free"]
 
 
 def test_a_busy_group_in_front_costs_the_others_nothing(world: World) -> None:

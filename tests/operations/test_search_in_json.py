@@ -104,14 +104,10 @@ SEEN = (
 )
 
 
-@pytest.fixture
-def tasks(alias: str) -> Any:
+def test_no_guess_of_a_masked_value_is_told_right(alias: str) -> None:
     error = {"process_result": "password=S3cr3t and more", "result": SECRETS}
     make_task("ERROR", using=alias, payload=SECRETS, **error)
-    return Task.objects.using(alias)
-
-
-def test_no_guess_of_a_masked_value_is_told_right(tasks: Any) -> None:
+    tasks: Any = Task.objects.using(alias)
     found = (*(f"-{text}" for text in GUESSES), *SEEN)
     assert [text for text in (*GUESSES, *found) if select(text, tasks).exists()] == [*found]
 
