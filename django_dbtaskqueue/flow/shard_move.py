@@ -373,10 +373,8 @@ def _copied_fields(model: type[AbstractTask]) -> list[Field[object, object]]:
 
 
 def _with_texts(tasks: Tasks) -> Tasks:
-    """Return tasks whose JSON is read as text."""
     names = [one.name for one in _copied_fields(tasks.model) if isinstance(one, JSONField)]
-    texts = {f"{name}_text": Cast(name, TextField()) for name in names}
-    return tasks.defer(*names).annotate(**texts)
+    return tasks.defer(*names).annotate(**{f"{name}_text": Cast(name, TextField()) for name in names})
 
 
 def _ledger(target: str, *key: str) -> QuerySet[UsedReference]:

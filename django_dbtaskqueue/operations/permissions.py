@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from typing import Any, Protocol, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _, gettext_lazy, ngettext_lazy
 
 from django_dbtaskqueue.conf import settings as conf
@@ -288,21 +288,25 @@ def sees_record(record: BulkOperation | AuditEntry, actor: Actor) -> bool:
 
 def _condition(rows: QuerySet[Any], names: list[str], actor: Actor) -> Q:
     model, seen = rows.model, set(names)
-    own = [] if actor.scope.queues else [actor.key]  # a token of some queues is not its user
+    own = Q(pk__in=[]) if actor.scope.queues else Q(actor_id=actor.key)  # a token of some queues is not its user
     judged: Mapping[type, tuple[tuple[str, ...], Callable[..., object]]] = {
         Poller: (("queues",), lambda queues: seen & {*queue_names_in(queues)}),
         Batch: (("queues",), lambda queues: queues and {*queues} <= seen),  # its counts are about all of its queues
         SavedSearch: (("owner", "query"), lambda owner, text: owner == actor.name or sees_search(text, actor)),
-        BulkOperation: (("actor_id", "query"), lambda who, text: who in own or sees_search(text, actor)),
     }
     if model in judged:
         columns, is_seen = judged[model]
-        found = rows.order_by("-pk").values_list("pk", *columns)[:MAX_ROWS_JUDGED_ONE_BY_ONE]
+        found = rows.values_list("pk", *columns)[:MAX_ROWS_JUDGED_ONE_BY_ONE]
         return Q(pk__in=[pk for pk, *values in found if is_seen(*values)])
+    if model is BulkOperation:  # the audit names the queue of one that is about one queue
+        entries = AuditEntry.objects.using(rows.db).filter(operation=OuterRef("pk"))
+        several = rows.filter(Exists(entries.filter(queue=""))).order_by("-pk").values_list("pk", "query")
+        visible = [pk for pk, text in several[:MAX_ROWS_JUDGED_ONE_BY_ONE] if sees_search(text, actor)]
+        return Q(Exists(entries.filter(queue__in=names))) | Q(pk__in=visible) | own
     if issubclass(model, Queue):
         return Q(name__in=names)
     if model is AuditEntry:
-        return Q(queue__in=names) | Q(actor_id__in=own)
+        return Q(queue__in=names) | own
     if any(field.name == "queue" for field in model._meta.concrete_fields):
         return Q(queue__in=names)
     return Q(pk__in=[])  # about all queues together, such as a report of the pipeline

@@ -152,11 +152,10 @@ def _wait_for_threads(poller: Poller, shutdown: ShutdownRequest, deadline: float
 
 
 def _left(poller: Poller) -> list[str]:
-    now = clock.monotonic()
     runs = poller.running()
     left = [
         f"Task {run.job.lease.id} of {run.job.lease.queue} ({run.job.lease.reference or 'no reference'}) still runs "
-        f"after {format_seconds(now - run.started)}; its attempt stays charged"
+        f"after {format_seconds(clock.monotonic() - run.started)}; its attempt stays charged"
         for run in runs
     ]
     unsettled = len(poller.settler.held) - len(runs)
@@ -264,8 +263,7 @@ def closing(poller: Poller, seconds: float) -> str:
     others = {name: counts.outcomes[name] for name in sorted({*counts.outcomes} - {"", COMPLETE_FACTS.counts_as})}
     ended = {"completed": counts.finished - sum(others.values()), "failed": 0, **others, "lost": others.get("lost", 0)}
     shown = ", ".join(f"{number} {name}" for name, number in ended.items())
-    rate = counts.finished / seconds if seconds else 0.0
-    return f"Stopped: {shown} in {format_seconds(seconds)} ({rate:.1f}/s)"
+    return f"Stopped: {shown} in {format_seconds(seconds)} ({counts.finished / (seconds or 1):.1f}/s)"
 
 
 def database(alias: str, task_tables: Iterable[type[Model]]) -> str:
