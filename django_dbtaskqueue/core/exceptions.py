@@ -113,7 +113,7 @@ class TooManyGroups(TaskQueueError):
 
 
 class LeaseLost(TaskQueueError):
-    """The lease is lost: another poller took the task after it expired, an operator released it, or it was settled.
+    """The lease is lost: another poller took the task, or max_running forgot it; it was released or settled.
 
     Inside ``transaction.atomic()`` the error rolls back the caller's writes.
     """
@@ -121,9 +121,9 @@ class LeaseLost(TaskQueueError):
     def __init__(self, task_id: int, total_attempt: int, verb: str) -> None:
         self.task_id, self.total_attempt, self.verb = task_id, total_attempt, verb
         super().__init__(
-            f"Lease {total_attempt} of task {task_id} is gone, so {verb} changed nothing: the lease expired and "
-            "another poller took the task, an operator released it, or it was settled before. Give the queue a "
-            "longer lease, or call task.touch() in long work."
+            f"Lease {total_attempt} of task {task_id} is gone, so {verb} changed nothing: the lease expired, and "
+            "another poller took the task or max_running no longer counts it; an operator released it; or it was "
+            "settled before. Give the queue a longer lease, or call task.touch() in long work."
         )
 
 
