@@ -29,6 +29,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -406,8 +407,10 @@ class LakeStore:
         if self.path:
             place = self.path / name
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content)
-            _sync(place)
+            part = place.with_name(f"{place.name}.{uuid4().hex}")  # Spark may run a task twice at once
+            part.write_bytes(content)
+            _sync(part)
+            part.replace(place)
             return
         out = _remote(self.root)._handler.open_output_stream(name, None)  # Arrow's passes what delta-rs does not take
         for start in range(0, len(content), READ_BYTES):
