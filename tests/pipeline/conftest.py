@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from django_dbtaskqueue.pipeline.database import Database
 from tests import templates
 from tests.conftest import ProcessDatabase, _as_default, _postgres_copy
 from tests.forks import program
-from tests.pipeline.lakes import Bucket
+from tests.pipeline.lakes import AZURE, AZURITE, MAKE_CONTAINER, Bucket, Container
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +89,19 @@ def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
         monkeypatch.setenv(name, value)
     found.put("", b"")
     return found
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[None]:
+    options = ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    with program([str(AZURITE), *options], os.environ) as server:
+        server.until_logged("successfully listens")
+        subprocess.run(["node", "-e", MAKE_CONTAINER], check=True)
+        yield
+
+
+@pytest.fixture
+def container(azurite: None, monkeypatch: pytest.MonkeyPatch) -> Container:
+    for name, value in AZURE.items():
+        monkeypatch.setenv(name, value)
+    return Container(uuid.uuid4().hex)

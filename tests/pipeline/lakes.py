@@ -1,5 +1,6 @@
 """Tasks to archive, and the count that must never change: hot + history + archive + deleted."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
+import pytest
 from deltalake import DeltaTable
 
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
@@ -120,3 +122,27 @@ class Bucket:
         answer = link.getresponse()
         assert answer.status == HTTPStatus.OK, answer.reason
         return answer.read()
+
+
+AZURITE = Path(os.environ.get("NODE_PATH", ""), ".bin", "azurite-blob")
+ON_AZURE = pytest.param("container", marks=pytest.mark.skipif(not AZURITE.exists(), reason="no Azurite in NODE_PATH"))
+MAKE_CONTAINER = """require("@azure/storage-blob").BlobServiceClient.fromConnectionString("UseDevelopmentStorage=true")
+    .createContainer("lake")"""
+AZURE = {
+    "AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1", "AZURE_STORAGE_USE_EMULATOR": "true", "AZURE_ALLOW_HTTP": "true",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Container:
+    """A folder of Azure's blobs, on Azurite."""
+
+    name: str
+
+    @property
+    def lake(self) -> str:
+        return f"abfss://lake@devstoreaccount1.dfs.core.windows.net/{self.name}/lake"
+
+
+def place_of(found: Path | Bucket | Container) -> str:
+    return str(found) if isinstance(found, Path) else found.lake

@@ -25,7 +25,7 @@ from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.export import Batches
 from tests.factories import make_task
 from tests.kills import KILLED, killing
-from tests.pipeline.lakes import DAY, MEANWHILE, Bucket, Census, archive, counted, fill, flip, ids
+from tests.pipeline.lakes import DAY, MEANWHILE, ON_AZURE, Census, archive, counted, fill, flip, ids, place_of
 from tests.support import PATIENCE, actors, blocked, until
 from tests.testapp.models import Parcel
 
@@ -251,10 +251,9 @@ def test_a_table_of_one_s_own_is_archived(own: Database, folder: Path) -> None:
 STEPS = ("export", "verify", "delete", "publish", "close")
 
 
-@pytest.mark.parametrize("where", ["folder", pytest.param("bucket", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["folder", pytest.param("bucket", marks=pytest.mark.slow), ON_AZURE])
 def test_a_run_killed_at_any_step_is_continued(postgres_process_database: Any, where: str, request: Any) -> None:
-    found = request.getfixturevalue(where)
-    lake = found.lake if isinstance(found, Bucket) else str(found)
+    lake = place_of(request.getfixturevalue(where))
     fill()
     before = Census.of(lake)
     again = Task.objects.filter(status="ERROR").earliest("pk")
