@@ -37,6 +37,16 @@ def database_errors() -> tuple[type[Exception], ...]:
     return psycopg.Error, sqlite3.Error
 
 
+@contextmanager
+def statement_errors(reason: str, remedy: str = "") -> Iterator[None]:
+    """Raise the errors of the block's statements as PipelineError with a remedy."""
+    try:
+        yield
+    except database_errors() as error:
+        said = str(error).strip().partition("\n")[0]
+        raise PipelineError(f"{reason}: {said}. {remedy}".rstrip()) from error
+
+
 @dataclass(frozen=True)
 class Database:
     """A PostgreSQL database (``conninfo``: libpq's keywords) or a SQLite file (``conninfo["dbname"]``: its path).

@@ -43,7 +43,7 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import OPEN_BATCHES
-from django_dbtaskqueue.pipeline.database import Database, database_errors
+from django_dbtaskqueue.pipeline.database import Database, statement_errors
 from django_dbtaskqueue.pipeline.source import ATTEMPTS, SUMMARIES, TASKS, Snapshot, arrow_schema, open_snapshot
 
 __all__ = ["Lake", "read_lake"]
@@ -336,11 +336,9 @@ def one_state(database: Database | None, path: str | os.PathLike[str] | None) ->
 
 
 def _open_tokens(database: Database, snapshot: Snapshot) -> set[str]:
-    try:
-        with nullcontext(snapshot.link) if snapshot.link else database.open() as link:
-            return {token for token, _location, _lake in link.run(OPEN_BATCHES)}
-    except database_errors() as error:
-        raise PipelineError(f"{database!r} cannot be asked for its archive batches: {error}. Run migrate.") from error
+    refused = statement_errors(f"{database!r} cannot be asked for its archive batches", "Run migrate.")
+    with refused, nullcontext(snapshot.link) if snapshot.link else database.open() as link:
+        return {token for token, _location, _lake in link.run(OPEN_BATCHES)}
 
 
 def _made(delta: DeltaTable, name: str, number: int) -> bool:

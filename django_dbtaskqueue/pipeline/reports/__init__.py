@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from django_dbtaskqueue.core.durations import parse_length, thousands
 from django_dbtaskqueue.core.exceptions import JobOptionError, LakeError, PipelineError, near_match
 from django_dbtaskqueue.pipeline import jobs
-from django_dbtaskqueue.pipeline.database import Database, database_errors
+from django_dbtaskqueue.pipeline.database import Database, statement_errors
 from django_dbtaskqueue.pipeline.lake import LAKE_SUMMARIES, PARTITION, DataFile, Lake, export, one_state, read_files
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.source import arrow_schema, few_tasks, read_tasks, schema_of
@@ -271,12 +271,9 @@ def _row(database: Database, period: Period, figures: Figures, location: str) ->
         "data": json.dumps(figures),
         "location": location,
     }
-    try:
-        with database.open() as link, link.transaction():
-            yield int(link.run(INSERT_REPORT, row)[0][0])
-    except database_errors() as error:
-        reason = f"The report cannot be kept in {database!r}: {str(error).strip()}"
-        raise PipelineError(f"{reason}. Run migrate, or give --no-store.") from error
+    refused = statement_errors(f"The report cannot be kept in {database!r}", "Run migrate, or give --no-store.")
+    with refused, database.open() as link, link.transaction():
+        yield int(link.run(INSERT_REPORT, row)[0][0])
 
 
 # -- what adds up ------------------------------------------------------------------------------------------------------

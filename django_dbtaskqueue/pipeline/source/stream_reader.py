@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import psycopg
 import pyarrow as pa
 from pyspark.sql import datasource
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
@@ -14,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql import pipeline
 from django_dbtaskqueue.core.sql.pipeline import EVENT_SCHEMA_SQL, HORIZON_SQL, FinishEventStatements
-from django_dbtaskqueue.pipeline.database import Database, Link
+from django_dbtaskqueue.pipeline.database import Database, Link, statement_errors
 from django_dbtaskqueue.pipeline.source import PARTITION_IDS, Selection, Slice
 
 STREAM_START = 0  # before every transaction
@@ -143,7 +141,7 @@ def register_stream(database: Database, name: str) -> None:
     task table, and waits at most 2 seconds for open transactions that wrote to it. Raises PipelineError.
     """
     statements, key = _events(database, name)
-    with _changing(database, name, "registered") as link:
+    with statement_errors(f"The stream {name!r} could not be registered"), database.open() as link:
         with link.transaction():
             if not link.run(statements.has_trigger)[0][0]:
                 for text in statements.create_trigger(_prepare_ddl(link), database.location):
@@ -162,7 +160,8 @@ def unregister_stream(database: Database, name: str) -> None:
     Needs the owner of the task table. Raises PipelineError, also for an unknown name.
     """
     statements, key = _events(database, name)
-    with _changing(database, name, "unregistered") as link, link.transaction():
+    refused = statement_errors(f"The stream {name!r} could not be unregistered")
+    with refused, database.open() as link, link.transaction():
         names = {found for (found,) in link.run(statements.lock_positions, key)}
         if name not in names:
             known = ", ".join(sorted(names)) or "none"
@@ -171,16 +170,6 @@ def unregister_stream(database: Database, name: str) -> None:
         if names == {name}:
             link.run(statements.drop_trigger(_prepare_ddl(link)))
             link.run(statements.clear, key)
-
-
-@contextmanager
-def _changing(database: Database, name: str, done: str) -> Iterator[Link]:
-    try:
-        with database.open() as link:
-            yield link
-    except psycopg.Error as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise PipelineError(f"The stream {name!r} could not be {done}: {reason}.") from None
 
 
 def _prepare_ddl(link: Link) -> str:
