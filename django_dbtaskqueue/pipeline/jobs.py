@@ -95,38 +95,31 @@ def complete(arguments: Sequence[Argument], given: Options) -> Options:
     return {name: argument.value(given.get(name, argument.default)) for name, argument in known.items()}
 
 
-def parsed(
-    parse: Callable[[str], Parsed], text: str, expected: str, holds: Callable[[Parsed], bool] = lambda _value: True
-) -> Parsed:
-    """Return ``parse(text)``, a value that ``holds``. Raises ValueError, which says what is expected instead."""
-    with suppress(ValueError, LookupError, ArithmeticError, OSError):
-        if holds(value := parse(text)):
-            return value
-    raise ValueError(f"{text!r} is not {expected}")
+def reader(
+    parse: Callable[[str], Parsed], expected: str, holds: Callable[[Parsed], bool] = lambda _value: True
+) -> Callable[[str], Parsed]:
+    """Return a function that parses text to a value that ``holds``. Its ValueError says what is expected instead."""
+
+    def reading(text: str) -> Parsed:
+        with suppress(ValueError, LookupError, ArithmeticError, OSError):
+            if holds(value := parse(text)):
+                return value
+        raise ValueError(f"{text!r} is not {expected}")
+
+    return reading
 
 
-def utc_moment(text: str) -> datetime:
-    """Return the time of ISO 8601 text; without an offset it is in UTC."""
-    found = parsed(datetime.fromisoformat, text, "a time. Write it as 2026-01-31 or 2026-01-31T08:00+01:00")
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def day(text: str) -> date:
-    """Return the day of ISO 8601 text."""
-    return parsed(date.fromisoformat, text, "a day. Write it as 2026-01-31")
-
-
-def count(text: str) -> int:
-    """Return a whole number of at least 1."""
-    return parsed(int, text, "a whole number of at least 1", lambda number: number >= 1)
-
-
-def share(text: str) -> float:
-    """Return the number between 0 and 1 of text such as "99.9%" or "0.999"."""
-
-    expected = 'a share. Write a percentage, as in "99.9%", or a number between 0 and 1'
-    of, whole = text.removesuffix("%"), 100 if text.endswith("%") else 1
-    return parsed(lambda _text: float(Decimal(of) / whole), text, expected, lambda number: 0 <= number <= 1)
+day = reader(date.fromisoformat, "a day. Write it as 2026-01-31")
+utc_moment = reader(  # without an offset it is in UTC
+    lambda text: (found := datetime.fromisoformat(text)).replace(tzinfo=found.tzinfo or UTC),
+    "a time. Write it as 2026-01-31 or 2026-01-31T08:00+01:00",
+)
+count = reader(int, "a whole number of at least 1", lambda number: number >= 1)
+share = reader(
+    lambda text: float(Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)),
+    'a share. Write a percentage, as in "99.9%", or a number between 0 and 1',
+    lambda number: 0 <= number <= 1,
+)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -155,7 +148,7 @@ EVERY_QUEUE = "*"
 
 def objective(text: str) -> Objective:
     """Return the objective of "claims=99.9%/5m", or of "*=99%" for every queue. Raises ValueError with a reason."""
-    queue, rest = parsed(pair, text, 'an objective. Write it as "claims=99.9%/5m" or "*=99%"')
+    queue, rest = reader(pair, 'an objective. Write it as "claims=99.9%/5m" or "*=99%"')(text)
     wanted, _, within = rest.partition("/")
     return Objective(queue, share(wanted), parse_length(within) if within else None)
 

@@ -33,7 +33,7 @@ from django_dbtaskqueue.core.durations import MAX_DELAY, parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
 from django_dbtaskqueue.pipeline import source
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day, parsed
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day, reader
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake, export as lake_export, read_lake, task_ids, writing
 from django_dbtaskqueue.pipeline.lake.export import Batches, Export, ExportedBatch, TaskFilters
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
@@ -189,6 +189,7 @@ def some_of(found: Sequence[object], most: int) -> str:
 # -- copies: into the lake, and out of it as new tasks -----------------------------------------------------------------
 
 MAX_SHOWN_REFERENCES = 5  # by a dry run
+per_second = reader(float, "a number of tasks per second above 0", lambda rate: rate > 0)
 
 
 def sink(lake: Lake, stream: str, location: str, rows: DataFrame, number: int) -> None:
@@ -267,11 +268,6 @@ class Stream(Job):
         added = [one for one in lake.files("finished") if one.path not in before]
         result = {"rows": sum(one.rows for one in added), "files": len(added)}
         return {**result, "whole_table": reason} if reason else result
-
-
-def per_second(text: str) -> float:
-    """Return a rate above 0."""
-    return parsed(float, text, "a number of tasks per second above 0", lambda rate: rate > 0)
 
 
 def chosen_tasks(tasks: DataFrame, options: Options) -> DataFrame:

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, functions as F
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length, percent, thousands
 from django_dbtaskqueue.pipeline import reports
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, parsed, share
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, reader, share
 from django_dbtaskqueue.pipeline.reports import ONE_HOUR, KeptDays, Period, TaskRows, transforms as T
 from django_dbtaskqueue.pipeline.spark import Cached
 
@@ -172,10 +172,7 @@ MAX_UNEVENNESS = 25.0
 
 Deviation = Callable[[datetime, float], float]
 
-
-def time_zone(text: str) -> ZoneInfo:
-    """Return the time zone of a name such as "Europe/Berlin"."""
-    return parsed(ZoneInfo, text, "a time zone. Write it as Europe/Berlin")
+time_zone = reader(ZoneInfo, "a time zone. Write it as Europe/Berlin")
 
 
 class Forecast(reports.ReportJob):

@@ -21,7 +21,7 @@ from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.durations import percent, seconds
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.pipeline import reports
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair, parsed
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair, reader
 from django_dbtaskqueue.pipeline.reports import Period, transforms as T
 
 __all__ = ["WhatIf"]
@@ -93,7 +93,7 @@ def advice_of(text: str) -> Advice:
 def queue_priority(text: str) -> tuple[str, int]:
     """Return (queue, priority) of text such as "mails=-5"."""
     queue, value = pair(text)
-    return queue, parsed(int, value, "a whole number; write mails=-5, low numbers go first")
+    return queue, reader(int, "a whole number; write mails=-5, low numbers go first")(value)
 
 
 class WhatIf(reports.ReportJob):

@@ -33,7 +33,7 @@ from django_dbtaskqueue.core.durations import clock, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, parsed, write_whole
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, reader, write_whole
 from django_dbtaskqueue.pipeline.source import staging, write_tasks
 from django_dbtaskqueue.pipeline.source.staging import PREVIEW_CHARS, ROW, as_json, in_json
 
@@ -66,11 +66,9 @@ READ_ERRORS = (OSError, TypeError, LookupError, StopIteration, UnicodeError, csv
 NOT_DECODED = "is not in {}. Give its encoding, as in --option encoding=latin-1"
 Line = tuple[int, str, str, str]  # its number, the JSON of its row, what it says, and why it cannot be read
 
-
-def load_name(text: str) -> str:
-    """Return the name of a load. Raises ValueError for a long one."""
-    expected = f"a name of at most {MAX_LOAD_NAME_CHARS} characters"
-    return parsed(str, text, expected, lambda name: len(name) <= MAX_LOAD_NAME_CHARS)
+load_name = reader(
+    str, f"a name of at most {MAX_LOAD_NAME_CHARS} characters", lambda name: len(name) <= MAX_LOAD_NAME_CHARS
+)
 
 
 class Enqueue(Job):
