@@ -1,10 +1,13 @@
-"""A thread that tells how it ended, and the end of the copies that a task makes of its process."""
+"""A thread that tells how it ended, signals, and the end of the copies that a task makes of its process."""
 
 import os
+import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
 
 from django_dbtaskqueue.core import logger
@@ -27,6 +30,18 @@ class WatchedThread(threading.Thread):
             logger.exception("Thread %s ended by an exception", self.name)
         finally:
             self.ended = True
+
+
+@contextmanager
+def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], object]]) -> Iterator[None]:
+    """Let these functions handle signals in the block; a thread that is not the main one may set none."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items() if in_main}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def after_fork(call: Callable[[], None]) -> Callable[[], None]:

@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.masking import masked_text
+from django_dbtaskqueue.core.threads import signals_handled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -383,25 +383,11 @@ def one_paragraph(error: BaseException) -> str:
 
 # -- Ctrl-C and SIGTERM ------------------------------------------------------------------------------------------------
 
-Handler = Callable[[int, FrameType | None], object]
-
-
-@contextmanager
-def _handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Let these functions handle signals in the block; a thread that is not the main one may set none."""
-    in_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items() if in_main}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
 
 def sigterm_interrupts() -> AbstractContextManager[None]:
     """Let SIGTERM raise KeyboardInterrupt in the block, unless the process handles it: then Spark is ended, too."""
     is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    return _handling({signal.SIGTERM: signal.default_int_handler} if is_free else {})
+    return signals_handled({signal.SIGTERM: signal.default_int_handler} if is_free else {})
 
 
 @contextmanager
@@ -420,7 +406,7 @@ def interrupts_delayed() -> Iterator[None]:
             before[signal.Signals(number)](number, frame)
 
     try:
-        with _handling(dict.fromkeys(before, wait)):
+        with signals_handled(dict.fromkeys(before, wait)):
             yield
     finally:
         if len(waiting) == 1:

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -27,6 +27,7 @@ from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__, logger
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS
+from django_dbtaskqueue.core.threads import signals_handled
 from django_dbtaskqueue.db import liveness, notify
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.operations.checks import check_columns
@@ -60,18 +61,9 @@ class ShutdownRequest:
         """Request ``level``. Any thread may call this, and may call it twice."""
         self._requested = max(self._requested, level)
 
-    @contextmanager
-    def on_signals(self) -> Iterator[None]:
+    def on_signals(self) -> AbstractContextManager[None]:
         """Count SIGTERM and SIGINT inside the block. Python allows this in the main thread only."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._count) for number in SHUTDOWN_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return signals_handled(dict.fromkeys(SHUTDOWN_SIGNALS, self._count))
 
     def _count(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
