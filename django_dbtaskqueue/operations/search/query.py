@@ -249,37 +249,20 @@ def _creation_times(search: Search, session: Session) -> tuple[datetime | None, 
     return max(lows, default=None), min(highs, default=None)
 
 
-class SearchField(forms.CharField):
-    """A field whose clean value is a search: a whole one, or with ``qualifier`` the text after its colon."""
-
-    def __init__(self, *, qualifier: str = "", **options: Any) -> None:
-        super().__init__(**options)
-        self.qualifier = qualifier
-
-    def clean(self, value: str | None) -> Search:
-        text = str(super().clean(value))
-        try:
-            return Search((parse_term(self.qualifier, text),)) if text and self.qualifier else parse(text)
-        except SearchError as error:
-            words = _("Search %(part)s: %(reason)s")
-            raise ValidationError(words, params={"part": repr(error.part), "reason": error.reason}) from error
-
-
-class SearchFilter(django_filters.Filter):  # type: ignore[misc]  # it publishes no types
-    """A filter whose field holds a search, or a term of it."""
-
-    field_class = SearchField
-
-
 class SearchForm(forms.Form):
-    """Reads every field of a filter set as a part of one search."""
+    """Reads ``q`` as a search, and every other field as what follows the colon of a qualifier."""
 
     user: User | None = None  # who searches; None may see everything
 
     search = Search()  # all valid fields, as one search
 
     def clean(self) -> None:
-        self.search = reduce(and_, self.cleaned_data.values(), Search())
+        for name, text in [*self.cleaned_data.items()]:
+            try:
+                self.search &= Search((parse_term(name, text),)) if text and name != "q" else parse(text)
+            except SearchError as error:
+                params = {"part": repr(error.part), "reason": error.reason}
+                self.add_error(name, ValidationError(_("Search %(part)s: %(reason)s"), params=params))
         if fault := search_fault(self.user, self.search):
             raise ValidationError(fault)
 
@@ -291,17 +274,15 @@ class TaskFilter(django_filters.FilterSet):  # type: ignore[misc]  # it publishe
     an error selects no task and says why in ``errors``; ``checked()`` raises the error instead.
     """
 
-    q = SearchFilter(label=_("Search"))
+    q = django_filters.CharFilter(label=_("Search"))
 
     class Meta:
         form = SearchForm
 
     @classmethod
-    def get_filters(cls) -> dict[str, SearchFilter]:
+    def get_filters(cls) -> dict[str, django_filters.CharFilter]:
         """Return ``q`` and one filter for each qualifier."""
-        named = {
-            name: SearchFilter(name, label=name, help_text=one.help, qualifier=name) for name, one in QUALIFIERS.items()
-        }
+        named = {name: django_filters.CharFilter(label=name, help_text=one.help) for name, one in QUALIFIERS.items()}
         return {**super().get_filters(), **named}
 
     def get_form_class(self) -> type[SearchForm]:
