@@ -43,6 +43,11 @@ PAGE_KEYS = (
 class FilterSet(django_filters.FilterSet):  # type: ignore[misc]  # publishes no types
     """The filters of a list."""
 
+    @classmethod
+    def of(cls, **more: django_filters.Filter) -> type[django_filters.FilterSet]:
+        """Return a filter set with further filters: their names are keys of the page's query string."""
+        return type("PageFilter", (cls,), more)
+
 
 class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no types
     @property
@@ -196,10 +201,6 @@ def part_of_name() -> object:
     return django_filters.CharFilter(label=gettext_lazy("Name"), lookup_expr="icontains", widget=search)
 
 
-class NameFilter(FilterSet):
-    name = part_of_name()
-
-
 class QueuePickFilter(FilterSet):
     """Rows of a queue, which is picked from those that the user may view."""
 
@@ -229,7 +230,7 @@ class SmallListAdmin(ListAdmin):
 class NamedListAdmin(SmallListAdmin):
     """Rows with names, of several databases."""
 
-    filterset = NameFilter
+    filterset = FilterSet.of(name=part_of_name())
 
     def listed(self, request: HttpRequest) -> Sequence[Any]:
         return list(self.get_queryset(request))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
-import django_filters
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
@@ -19,10 +18,11 @@ from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
+from django_filters import ChoiceFilter
 
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, permitted, show_page, viewer
-from django_dbtaskqueue.admin.list_pages import COUNT_TIMEOUT, NamedListAdmin, NameFilter, PageTable, table_of
+from django_dbtaskqueue.admin.list_pages import COUNT_TIMEOUT, NamedListAdmin, PageTable, table_of
 from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, ask, bound_form, confirmed, pressed_verb
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
@@ -134,18 +134,16 @@ ORDERS: dict[str, tuple[permissions.Text, Callable[[queue_stats.QueueStats], flo
 }
 
 
-class QueueFilter(NameFilter):
-    order = django_filters.ChoiceFilter(
-        label=gettext_lazy("Order"),
-        choices=[(key, text) for key, (text, _key) in ORDERS.items()],
-        empty_label=gettext_lazy("name"),
-    )
-
-
 class QueueAdmin(NamedListAdmin):
     """The queues; a ``Queue`` row is made when the first one is paused."""
 
-    filterset = QueueFilter
+    filterset = NamedListAdmin.filterset.of(
+        order=ChoiceFilter(
+            label=gettext_lazy("Order"),
+            choices=[(key, text) for key, (text, _key) in ORDERS.items()],
+            empty_label=gettext_lazy("name"),
+        )
+    )
     detail_template = "queue"
     row_keys = ("queue", "purge")
     list_across = True

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import django_filters
 from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -18,6 +17,7 @@ from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
+from django_filters import CharFilter, ChoiceFilter, OrderingFilter
 
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer, when_migrated
@@ -55,18 +55,6 @@ OPERATION_BADGES = {
 }
 
 
-class AuditFilter(QueuePickFilter):
-    actor = django_filters.CharFilter(label=gettext_lazy("Who"))
-    verb = django_filters.CharFilter(label=gettext_lazy("Verb"))
-
-
-class BulkFilter(FilterSet):
-    state = django_filters.ChoiceFilter(
-        label=gettext_lazy("State"), choices=control.STATES, empty_label=gettext_lazy("any")
-    )
-    actor = django_filters.CharFilter(label=gettext_lazy("Who"))
-
-
 class SearchedAdmin(ListAdmin):
     """Rows with a search, shown with the error of a failure group in the place of its fingerprint."""
 
@@ -79,7 +67,10 @@ class SearchedAdmin(ListAdmin):
 class BulkOperationAdmin(SearchedAdmin):
     detail_template = "operation"
     row_keys = ("operation",)
-    filterset = BulkFilter
+    filterset = FilterSet.of(
+        state=ChoiceFilter(label=gettext_lazy("State"), choices=control.STATES, empty_label=gettext_lazy("any")),
+        actor=CharFilter(label=gettext_lazy("Who")),
+    )
     empty = gettext_lazy("No bulk operation yet. Tick “all that match” on the task list to begin one.")
     list_display = ("id", "what", "state_badge", "bar", "changed_tasks", "skipped_tasks", "actor", "ordered")
     page_lines = (*list_display[1:6], "reason", "note", "actor", "source", "ordered", "started", "ended")
@@ -152,7 +143,9 @@ class BulkOperationAdmin(SearchedAdmin):
 
 class AuditEntryAdmin(SearchedAdmin):
     plural = gettext_lazy("audit entries")
-    filterset = AuditFilter
+    filterset = QueuePickFilter.of(
+        actor=CharFilter(label=gettext_lazy("Who")), verb=CharFilter(label=gettext_lazy("Verb"))
+    )
     empty = gettext_lazy("No action yet.")
     list_display = ("id", "when", "actor", "what", "target", "changed_tasks", "skipped_tasks", "reason", "source")
     page_lines = (*list_display[1:], "operation_link", "details_box")
@@ -195,12 +188,8 @@ class AuditEntryAdmin(SearchedAdmin):
         return self.link(entry.operation_id, self.url(BulkOperation, "change", entry.operation_id))
 
 
-class PollerFilter(FilterSet):
-    instance = part_of_name()
-
-
 class PollerAdmin(SmallListAdmin):
-    filterset = PollerFilter
+    filterset = FilterSet.of(instance=part_of_name())
     empty = gettext_lazy("No poller has reported yet. Start one with: manage.py runtaskpoller")
     list_display = (
         "instance", "state_badge", "heartbeat", "version", "queue_names", "held_of", "finished", "failed", "runs",
@@ -283,7 +272,7 @@ def queue_name(item: Any) -> str:
 
 
 class TaskIdFilter(QueuePickFilter):
-    task_id = django_filters.CharFilter(label=gettext_lazy("Task"), method="of_task")
+    task_id = CharFilter(label=gettext_lazy("Task"), method="of_task")
 
     def of_task(self, rows: QuerySet[Any], _name: str, value: str) -> QuerySet[Any]:
         task_id = id_of(value.strip())
@@ -292,22 +281,13 @@ class TaskIdFilter(QueuePickFilter):
         return rows.none() if task_id is None else rows.filter(location__in=tables, task_id=task_id)
 
 
-class AttemptFilter(TaskIdFilter):
-    error_type = django_filters.CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains")
-    fingerprint = django_filters.CharFilter(label=gettext_lazy("Failure group"))
-
-
-class HistoryFilter(TaskIdFilter):
-    status = django_filters.ChoiceFilter(
-        label=gettext_lazy("Status"), choices=[(one, one) for one in TERMINAL_VALUES], empty_label=gettext_lazy("any")
-    )
-    reference = django_filters.CharFilter(label=gettext_lazy("Reference"))
-
-
 class AttemptAdmin(ListAdmin):
     list_display = ("id", "task_link", "queue", "attempt", "exception", "says", "failed")
     long_columns = ("traceback",)
-    filterset = AttemptFilter
+    filterset = TaskIdFilter.of(
+        error_type=CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains"),
+        fingerprint=CharFilter(label=gettext_lazy("Failure group")),
+    )
     secrets = ("message_box", "traceback_box")
     page_lines = (
         "task_link", "location", "queue", "attempt", "total_attempt", "poller_instance", "started", "failed",
@@ -326,7 +306,14 @@ class AttemptAdmin(ListAdmin):
 
 
 class TaskHistoryAdmin(ListAdmin):
-    filterset = HistoryFilter
+    filterset = TaskIdFilter.of(
+        status=ChoiceFilter(
+            label=gettext_lazy("Status"),
+            choices=[(one, one) for one in TERMINAL_VALUES],
+            empty_label=gettext_lazy("any"),
+        ),
+        reference=CharFilter(label=gettext_lazy("Reference")),
+    )
     plural = gettext_lazy("tasks in history")
     secrets = ("process_result_box", "payload_box", "result_box", "context_box")
     list_display = ("id", "task_id", "reference", "queue", "status_badge", "says", "created", "finished", "moved")
@@ -361,12 +348,10 @@ def check_since(text: str) -> None:
 
 
 class FailureFilter(QueuePickFilter):
-    error_type = django_filters.CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains")
-    release = django_filters.CharFilter(label=gettext_lazy("Release"))
-    new = django_filters.CharFilter(
-        label=gettext_lazy("First seen since"), method="first_seen_since", validators=[check_since]
-    )
-    sort = django_filters.OrderingFilter(
+    error_type = CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains")
+    release = CharFilter(label=gettext_lazy("Release"))
+    new = CharFilter(label=gettext_lazy("First seen since"), method="first_seen_since", validators=[check_since])
+    sort = OrderingFilter(
         label=gettext_lazy("Order"),
         choices=[
             ("-last_seen", gettext_lazy("last seen")),
@@ -485,13 +470,9 @@ CHART_FIGURES = ("over_time", "curve")
 MAX_FIGURES_CHARS = 20_000  # longer figures are not shown as JSON
 
 
-class ReportFilter(FilterSet):
-    kind = django_filters.CharFilter(label=gettext_lazy("Job"))
-
-
 class PipelineReportAdmin(ListAdmin):
     detail_template = "report"
-    filterset = ReportFilter
+    filterset = FilterSet.of(kind=CharFilter(label=gettext_lazy("Job")))
     empty = gettext_lazy("No report yet. Make one with: manage.py runtaskpipeline report")
     list_display = ("id", "kind", "made", "span_from", "span_to", "says")
     list_display_links = ("id", "kind")
