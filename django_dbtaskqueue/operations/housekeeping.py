@@ -153,16 +153,6 @@ class Housekeeper:
                     break
 
 
-def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] | None:
-    """Return the names; raise ``UnknownQueue`` for a queue that is not known and has no tasks."""
-    wanted = None if queues is None else list(queues)
-    if unknown := [name for name in wanted or () if not conf.is_known(name)]:
-        there = {name for place in locations(using) for name in queue_names(place)}
-        if missing := [name for name in unknown if name not in there]:
-            raise UnknownQueue(missing[0], {*there, *conf.settings_queues()})
-    return wanted
-
-
 def _end_expired(session: Session, queue: str) -> int:
     """End tasks that wait and are past their time to live, as a poller does that takes one; return how many."""
     alias, ids = session.connection.alias, retention.expired(session, queue)

@@ -254,8 +254,9 @@ def check_queue(queue: str, actor: Actor) -> None:
 
 def check_there(queues: Iterable[str], actor: Actor) -> None:
     """Raise ``UnknownQueue`` for a queue that is not there. Call it after the check of permissions: it names queues."""
-    names = all_queues()
-    for queue in queues:
+    asked = [queue for queue in queues if not conf.is_known(queue)]
+    names = all_queues() if asked else ()
+    for queue in asked:
         if queue not in names:
             raise UnknownQueue(queue, filter(actor.sees, names))
 

@@ -260,6 +260,7 @@ def test_a_queue_that_raises_rests_and_stops_no_other(alias: str) -> None:
     refused("queue bad", call_command, "housekeeptasks", "--completed=1d", f"--database={alias}", error=CommandError)
 
 
+@pytest.mark.django_db(databases=["default", "sqlite"])
 def test_the_command_says_what_it_did_and_wrong_settings_are_refused(capsys: Any, settings: Any) -> None:
     old(COMPLETED, 3)
     old(POISON, 30)

@@ -10,7 +10,8 @@ from django.db import DatabaseError
 
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.management import exit_codes, positive_duration
-from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy, known
+from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
+from django_dbtaskqueue.operations.permissions import Actor, check_there
 
 NEVER_TEXT = "never"
 AGE_OPTIONS = {
@@ -47,10 +48,10 @@ class Command(BaseCommand):
         try:
             with exit_codes():
                 ages = replace(RetentionPolicy.of_settings(), **given)
-                queues = known(options["queue"], options["database"])
+                check_there(options["queue"] or (), Actor())
                 to = "delete" if options["delete"] else "history"
                 report = Housekeeper().turn(
-                    ages, using=options["database"], queues=queues, to=to, within=options["within"]
+                    ages, using=options["database"], queues=options["queue"], to=to, within=options["within"]
                 )
         except DatabaseError as error:
             raise CommandError(f"The database did not answer: {error}".strip(), returncode=4) from error
