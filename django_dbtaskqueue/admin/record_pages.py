@@ -40,7 +40,7 @@ from django_dbtaskqueue.operations.report_page import content_policy, html_file,
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.search.query import since
 from django_dbtaskqueue.operations.serializers import is_storable, message_of, short_error, with_errors
-from django_dbtaskqueue.operations.verbs import PUT_BACK, TASK_VERBS, VERBS
+from django_dbtaskqueue.operations.verbs import PUT_BACK, TASK_VERBS
 
 WORK_TIME_S = 2.0  # in which a request carries out steps
 MAX_COMMANDED_POLLERS = 500  # in one action
@@ -103,7 +103,7 @@ class BulkOperationAdmin(SearchedAdmin):
         return self.reply(request, _("The bulk operation has started."), address=self.page_of(back))
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        may = str(row.options.get("verb", row.verb)) in VERBS and can_cancel(row, request)
+        may = can_cancel(row, request)
         no_undo = "" if row.state in control.UNFINISHED else bulk.why_not_put_back(row)
         return {
             "title": f"{label_of(row.verb)}: {row.explained}",
@@ -257,7 +257,7 @@ class PollerAdmin(SmallListAdmin):
 
 
 def can_cancel(operation: BulkOperation, request: HttpRequest) -> bool:
-    with suppress(PermissionDenied):
+    with suppress(OperationRefused, PermissionDenied):  # refused: a verb that this release does not know
         check_cancel(operation, bulk.verb_of(operation), viewer(request))
         return True
     return False

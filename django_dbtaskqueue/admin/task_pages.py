@@ -43,7 +43,7 @@ from django_dbtaskqueue.operations.search import QUALIFIERS, Search, parse, quer
 from django_dbtaskqueue.operations.search.query import Page, TaskFilter, id_range, within
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
 from django_dbtaskqueue.operations.serializers import error_of, is_storable, message_of, short_error
-from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS, VERBS
+from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS
 
 MAX_ROWS_OF_TABS = 2000  # that the numbers of the status tabs count in each status
 MAX_SAVED_SEARCHES = 100  # of a user, and shared ones on a page
@@ -349,7 +349,7 @@ class TaskAdmin(TaskPageAdmin):
         """Yield what operators did to the task, also in bulk operations; of a hidden audit entry without its reason."""
         for change in actions_on(task):
             entry = change.audit
-            what = entry.details.get("action") or (VERBS[entry.verb].label if entry.verb in VERBS else entry.verb)
+            what = entry.details.get("action") or permissions.label_of(entry.verb)
             note = _("by %(who)s via %(source)s") % {"who": entry.actor, "source": entry.source}
             seen = permissions.sees_record(entry, actor)
             note += f": {entry.reason}" if entry.reason and seen else ""

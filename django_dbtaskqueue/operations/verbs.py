@@ -409,9 +409,6 @@ ONE_TASK_VERBS = by_name(EDIT)  # on one task at a time
 QUEUE_VERBS = by_name(PAUSE, RESUME)
 BULK_VERBS = by_name(*TASK_VERBS.values(), PURGE)  # what can run as a bulk operation
 ID_VERBS = by_name(*BULK_VERBS.values(), EDIT)
-VERBS = by_name(
-    *ID_VERBS.values(), PAUSE, RESUME, permissions.CHANGE_SETTINGS, permissions.CONTROL_POLLERS, VIEW_PAYLOAD
-)
 
 
 def bulk_verb(name: str) -> TaskVerb:

@@ -23,16 +23,18 @@ from django.utils import timezone
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, Step, Task, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT
-from django_dbtaskqueue.operations import actions, bulk, queue_control
+from django_dbtaskqueue.operations import actions, bulk, permissions, queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest
-from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb
+from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb, by_name
 from django_dbtaskqueue.operations.schedules import SCHEDULE_VERBS
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, TASK_VERBS, VERBS, VerbOptions
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, QUEUE_VERBS, TASK_VERBS, VerbOptions
 from tests.factories import QUEUE, make_task
 from tests.operations.site import POLLERS, QUEUES, TASKS, data, logged_in, post, refused, work
 from tests.support import minute_counts, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+VERBS: dict[str, Verb] = {**ID_VERBS, **QUEUE_VERBS}
+VERBS |= by_name(permissions.CHANGE_SETTINGS, permissions.CONTROL_POLLERS, permissions.VIEW_PAYLOAD)
 TOKEN, WHY, DAY = "a-token", "why", timedelta(days=1)
 # What each verb is given, as options and as people write them.
 THERE = {"queue": "letters", "payload": {"name": "Bob"}, "signal": "go"}
