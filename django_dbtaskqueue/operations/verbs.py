@@ -9,7 +9,7 @@ from typing import Any, Self
 from django.core.exceptions import PermissionDenied
 from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, Q
-from django.utils.translation import gettext, gettext_lazy as _, ngettext, ngettext_lazy
+from django.utils.translation import gettext, gettext_lazy as _, ngettext_lazy
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
@@ -269,12 +269,8 @@ class TaskVerb(Verb):
         if self is HOUSEKEEP and not options.older_than:
             return gettext("not finished")
         if self is HOUSEKEEP:
-            days = options.older_than.days
-            return ngettext(
-                "not finished, or finished less than %(days)s day ago",
-                "not finished, or finished less than %(days)s days ago",
-                days,
-            ) % {"days": days}
+            words = gettext("not finished, or finished less than %(time)s ago")
+            return words % {"time": format_duration(options.older_than)}
         words = gettext("not in %(statuses)s") % {"statuses": ", ".join(self.sources)}
         if self is RUN_NOW:
             return gettext("%(reason)s, or parked because no processor runs it") % {"reason": words}
@@ -286,8 +282,7 @@ class TaskVerb(Verb):
     def words(self, options: VerbOptions, reason: str = "") -> str:
         more = f" ({reason})" if reason else ""
         if self is HOUSEKEEP:
-            days = options.older_than.days
-            age = ngettext("older than %(days)s day", "older than %(days)s days", days) % {"days": days}
+            age = gettext("older than %(time)s") % {"time": format_duration(options.older_than)}
             return f"{self.label}: {age}, {options.to}{more}"
         given = [getattr(options, one.field) for one in self.inputs if not one.is_json]
         texts = (format_duration(value) if isinstance(value, timedelta) else str(value) for value in given)

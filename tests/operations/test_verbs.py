@@ -55,8 +55,8 @@ def test_housekeep_counts_and_takes_only_tasks_of_the_age() -> None:
 def test_a_verb_says_why_it_skips_and_speaks_of_one_and_of_many() -> None:
     for verb, options, words in (
         *(("reprocess", NOW, "not in ERROR"), ("unpoison", NOW, "not in POISON"), ("housekeep", NOW, "not finished")),
-        ("housekeep", VerbOptions(timedelta(days=1)), "not finished, or finished less than 1 day ago"),
-        ("housekeep", VerbOptions(), "not finished, or finished less than 14 days ago"),
+        ("housekeep", VerbOptions(timedelta(hours=12)), "not finished, or finished less than 12h ago"),
+        ("housekeep", VerbOptions(), "not finished, or finished less than 14d ago"),
     ):
         assert TASK_VERBS[verb].skipped(options) == words
     for verb in (*TASK_VERBS.values(), *QUEUE_VERBS.values()):
