@@ -191,72 +191,86 @@ def ask(
 
 
 class TaskPageAdmin(ListAdmin):
+    """What a page does to tasks: it asks, acts, and reports."""
+
     base_search = Search()  # what the page shows without a search
 
     def search_of(self, request: HttpRequest) -> Search:
         found: Search = self.filtered(request).checked().search
         return self.base_search & found
 
+    def act(self, request: HttpRequest) -> HttpResponse:
+        if "again" in request.POST:
+            return self._enqueue_copy(request)
+        verb = pressed_verb(request, {**verbs.TASK_VERBS, **verbs.ONE_TASK_VERBS})
+        permissions.check_may(verb, viewer(request))
+        return (self._act_on_all if is_on_all(request) else self._act_on_ticked)(request, verb)
 
-def act_on_tasks(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
-    verb, actor = pressed_verb(request, {**verbs.TASK_VERBS, **verbs.ONE_TASK_VERBS}), viewer(request)
-    permissions.check_may(verb, actor)
-    return (_act_on_all if is_on_all(request) else _act_on_ticked)(page, request, verb, actor)
+    def _act_on_all(self, request: HttpRequest, verb: verbs.TaskVerb) -> HttpResponse:
+        """Apply the verb to all tasks that match the address, as a bulk operation."""
+        search, actor = self.search_of(request), viewer(request)
+        table = tasks_for(search)
+        if table.model is not self.model._meta.concrete_model:
+            raise OperationRefused(_("Name one queue of this table in the search: queue:NAME."))
+        form = bound_form(request, partial(VerbForm, verb=verb, table=table, actor=actor))
+        options = form.options()
+        if not confirmed(request, form):
+            preview = bulk.preview(verb, search, options=options, actor=actor)
+            how = _("This runs in the background, in steps. Its page shows how far it is; you can stop it there.")
+            undo = _("Afterwards you can put the tasks back as they were, on the same page.") if verb.undoable else ""
+            sentences = filter(None, (*preview.sentences[1:], how, undo))
+            items = with_errors([to_text(search)], permissions.narrow(FailureGroup.objects.using(table.db), actor))
+            possible = preview.eligible is None or bool(preview.eligible)
+            return ask(self, request, verb, form, sentences=sentences, items=items, possible=possible)
+        operation = bulk.start(verb, search, actor, form.reason(), options=options)
+        address = self.url(BulkOperation, "change", operation.pk)
+        return self.reply(request, _("The bulk operation has started."), address=address)
 
+    def _act_on_ticked(self, request: HttpRequest, verb: verbs.TaskVerb) -> HttpResponse:
+        """Apply the verb to the ticked rows, or to the row of the page, at once."""
+        ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := id_of(text)) is not None]
+        # Read from the database that is written: a replica may lag behind.
+        table = self.model._meta.concrete_model._default_manager.using(router.db_for_write(self.model)).all()
+        task, actor = None, viewer(request)
+        if verb.name in verbs.ONE_TASK_VERBS:
+            if len(ids) != 1:
+                raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": verb.label})
+            task = permissions.narrow(table.filter(pk__in=ids), actor).first()
+            if task is not None and not may_see(request, task):
+                raise OperationRefused(_("To edit a payload you need the permission to see payloads."))
+        form = bound_form(request, partial(VerbForm, verb=verb, table=table, actor=actor, task=task))
+        options = form.options()
+        if not confirmed(request, form):
+            tasks = permissions.narrow(table.filter(pk__in=ids), actor)
+            preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
+            items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:MAX_NAMED_TASKS]]
+            shown = {"sentences": preview.sentences[1:], "items": items, "unnamed": len(ids) > MAX_NAMED_TASKS}
+            return ask(self, request, verb, form, **shown, possible=bool(preview.eligible))
+        wanted = actions.ActionRequest(verb, form.reason(), options, to_text(self.search_of(request)))
+        report = actions.act_on_ids(table, ids, wanted, actor)
+        text = task_report(verb, report)
+        if report.operation is not None:
+            address = self.url(BulkOperation, "change", report.operation.pk)
+            text = format_html("{} {}", text, self.link(_("Put back as it was") + "…", address))
+        address = request.get_full_path() if verb.deletes else ""
+        return self.reply(request, text, address=address, changed=report.changed)
 
-def _act_on_all(
-    page: TaskPageAdmin, request: HttpRequest, verb: verbs.TaskVerb, actor: permissions.Actor
-) -> HttpResponse:
-    """Apply the verb to all tasks that match the address, as a bulk operation."""
-    search = page.search_of(request)
-    table = tasks_for(search)
-    if table.model is not page.model._meta.concrete_model:
-        raise OperationRefused(_("Name one queue of this table in the search: queue:NAME."))
-    form = bound_form(request, partial(VerbForm, verb=verb, table=table, actor=actor))
-    options = form.options()
-    if not confirmed(request, form):
-        preview = bulk.preview(verb, search, options=options, actor=actor)
-        how = _("This runs in the background, in steps. Its page shows how far it is; you can stop it there.")
-        undo = _("Afterwards you can put the tasks back as they were, on the same page.") if verb.undoable else ""
-        sentences = filter(None, (*preview.sentences[1:], how, undo))
-        items = with_errors([to_text(search)], permissions.narrow(FailureGroup.objects.using(table.db), actor))
-        possible = preview.eligible is None or bool(preview.eligible)
-        return ask(page, request, verb, form, sentences=sentences, items=items, possible=possible)
-    operation = bulk.start(verb, search, actor, form.reason(), options=options)
-    address = page.url(BulkOperation, "change", operation.pk)
-    return page.reply(request, _("The bulk operation has started."), address=address)
-
-
-def _act_on_ticked(
-    page: TaskPageAdmin, request: HttpRequest, verb: verbs.TaskVerb, actor: permissions.Actor
-) -> HttpResponse:
-    """Apply the verb to the ticked rows, or to the row of the page, at once."""
-    ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := id_of(text)) is not None]
-    # Read from the database that is written: a replica may lag behind.
-    table = page.model._meta.concrete_model._default_manager.using(router.db_for_write(page.model)).all()
-    task = None
-    if verb.name in verbs.ONE_TASK_VERBS:
-        if len(ids) != 1:
-            raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": verb.label})
-        task = permissions.narrow(table.filter(pk__in=ids), actor).first()
-        if task is not None and not may_see(request, task):
-            raise OperationRefused(_("To edit a payload you need the permission to see payloads."))
-    form = bound_form(request, partial(VerbForm, verb=verb, table=table, actor=actor, task=task))
-    options = form.options()
-    if not confirmed(request, form):
-        tasks = permissions.narrow(table.filter(pk__in=ids), actor)
-        preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
-        items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:MAX_NAMED_TASKS]]
-        shown = {"sentences": preview.sentences[1:], "items": items, "unnamed": len(ids) > MAX_NAMED_TASKS}
-        return ask(page, request, verb, form, **shown, possible=bool(preview.eligible))
-    wanted = actions.ActionRequest(verb, form.reason(), options, to_text(page.search_of(request)))
-    report = actions.act_on_ids(table, ids, wanted, actor)
-    text = task_report(verb, report)
-    if report.operation is not None:
-        address = page.url(BulkOperation, "change", report.operation.pk)
-        text = format_html("{} {}", text, page.link(_("Put back as it was") + "…", address))
-    address = request.get_full_path() if verb.deletes else ""
-    return page.reply(request, text, address=address, changed=report.changed)
+    def _enqueue_copy(self, request: HttpRequest) -> HttpResponse:
+        task = self.get_object(request, request.POST.get("again", ""))
+        if task is None:
+            raise Http404
+        actor = viewer(request)
+        for verb in (permissions.ENQUEUE_COPY, permissions.VIEW_PAYLOAD):
+            permissions.check_may(verb, actor, task.queue)
+        form = bound_form(request, PlainForm)
+        if not confirmed(request, form):
+            return ask(self, request, permissions.ENQUEUE_COPY, form, items=[str(task)])
+        with actions.recorded(alias := str(task._state.db)):
+            fresh = actions.enqueue_copy(task)
+            given = {"reason": form.reason(), "changed": 1, "details": {"task_id": fresh.pk, "again": task.pk}}
+            actions.record(alias, actor, permissions.ENQUEUE_COPY, queue=task.queue, **given)
+            actions.log(actor, [fresh], actions.ADDITION, _("Enqueued again: task %(id)s") % {"id": task.pk})
+        return self.reply(request, _("This is the new task."), address=self.page_of(fresh))
 
 
 def task_report(verb: verbs.TaskVerb, report: actions.ActReport) -> str:
@@ -265,21 +279,3 @@ def task_report(verb: verbs.TaskVerb, report: actions.ActReport) -> str:
         return f"{done}."
     reasons = ", ".join(f"{reason}: {len(ids)}" for reason, ids in report.skips.items())
     return _("%(done)s, %(count)s skipped (%(reasons)s).") % {"done": done, "count": report.skipped, "reasons": reasons}
-
-
-def enqueue_copy_of(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    task = page.get_object(request, request.POST.get("again", ""))
-    if task is None:
-        raise Http404
-    actor = viewer(request)
-    for verb in (permissions.ENQUEUE_COPY, permissions.VIEW_PAYLOAD):
-        permissions.check_may(verb, actor, task.queue)
-    form = bound_form(request, PlainForm)
-    if not confirmed(request, form):
-        return ask(page, request, permissions.ENQUEUE_COPY, form, items=[str(task)])
-    with actions.recorded(alias := str(task._state.db)):
-        fresh = actions.enqueue_copy(task)
-        given = {"reason": form.reason(), "changed": 1, "details": {"task_id": fresh.pk, "again": task.pk}}
-        actions.record(alias, actor, permissions.ENQUEUE_COPY, queue=task.queue, **given)
-        actions.log(actor, [fresh], actions.ADDITION, _("Enqueued again: task %(id)s") % {"id": task.pk})
-    return page.reply(request, _("This is the new task."), address=page.page_of(fresh))

@@ -166,10 +166,61 @@ class QueueAdmin(NamedListAdmin):
 
     def act(self, request: HttpRequest) -> HttpResponse:
         if "set" in request.POST:
-            return change_setting(self, request)
+            return self._change_setting(request)
         if "purge" in request.POST:
-            return empty_queue(self, request)
-        return act_on_queues(self, request, pressed_verb(request, QUEUE_VERBS))
+            return self._empty(request)
+        return self._pause_or_resume(request)
+
+    def _queue_of(self, request: HttpRequest, key: str, verb: permissions.Verb) -> Queue:
+        queue = self.get_object(request, request.POST.get(key, "").strip())
+        if queue is None:
+            raise Http404
+        permissions.check_may(verb, viewer(request), queue.name)
+        return queue
+
+    def _change_setting(self, request: HttpRequest) -> HttpResponse:
+        """Set one setting of a queue; an empty value restores the project's."""
+        queue = self._queue_of(request, "queue", permissions.CHANGE_SETTINGS)
+        key, value = (request.POST.get(part, "").strip() for part in ("set", "value"))
+        try:
+            values = {key: typed(key, value)} if value else {}
+            back, reason = [] if value else [key], request.POST.get("reason", "")
+            queue_control.change_settings(queue.name, values, viewer(request), reset=back, reason=reason)
+        except (ImproperlyConfigured, TypeError, ValueError) as error:
+            raise OperationRefused(str(error)) from None
+        changed = _("%(key)s is %(value)s now.") if value else _("%(key)s is what the project says again.")
+        text = changed % {"key": f"“{key}”", "value": value} + " " + _("Pollers follow within a heartbeat.")
+        return self.reply(request, text)
+
+    def _empty(self, request: HttpRequest) -> HttpResponse:
+        """Start the bulk deletion of every task of a queue, after its name was typed."""
+        queue = self._queue_of(request, "purge", PURGE)
+        if request.POST.get("typed", "").strip() != queue.name:
+            raise OperationRefused(_("Type %(name)s to delete all its tasks.") % {"name": queue.name})
+        operation = bulk.start(PURGE, text_of(queue=queue.name), request.user, request.POST.get("reason", "").strip())
+        address = self.url(BulkOperation, "change", operation.pk)
+        return self.reply(request, _("The bulk operation has started."), address=address)
+
+    def _pause_or_resume(self, request: HttpRequest) -> HttpResponse:
+        verb = pressed_verb(request, QUEUE_VERBS)
+        permissions.check_may(verb, viewer(request))
+        queues: list[Any] = list(self.rows_of(self.filtered(request)))
+        if request.POST.get("select_across") != "1":
+            ticked = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
+            queues = [queue for queue in queues if queue.name in ticked]
+        fitting = [queue for queue in queues if verb is permissions.PAUSE or queue.stats.paused]
+        form = bound_form(request, PauseForm if verb is permissions.PAUSE else PlainForm)
+        if not confirmed(request, form):
+            selected = ngettext("%(count)s queue is selected.", "%(count)s queues are selected.", len(queues))
+            skipped = len(queues) - len(fitting)
+            left = ngettext("%(count)s is skipped: not paused.", "%(count)s are skipped: not paused.", skipped)
+            sentences = [selected % {"count": len(queues)}, *([left % {"count": skipped}] if skipped else [])]
+            return ask(self, request, verb, form, sentences=sentences, items=queues, possible=bool(fitting))
+        given = {"reason": form.reason(), "until": form.cleaned_data.get("until")}
+        changed = queue_control.apply_to_queues(verb, [queue.name for queue in fitting], viewer(request), **given)
+        done, skipped = str(verb.done % {"number": changed}), len(queues) - changed
+        words = _("%(done)s, %(count)s skipped: not paused.") if skipped else "%(done)s."
+        return self.reply(request, words % {"done": done, "count": skipped}, changed=changed)
 
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
         for queue in rows:
@@ -296,60 +347,6 @@ def _source_text(source: str) -> str:
         "defaults": _("the project's default"),
         "built in": _("built in"),
     }[source]
-
-
-def _queue_of(page: QueueAdmin, request: HttpRequest, key: str, verb: permissions.Verb) -> Queue:
-    queue = page.get_object(request, request.POST.get(key, "").strip())
-    if queue is None:
-        raise Http404
-    permissions.check_may(verb, viewer(request), queue.name)
-    return queue
-
-
-def change_setting(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
-    """Set one setting of a queue; an empty value restores the project's."""
-    queue = _queue_of(page, request, "queue", permissions.CHANGE_SETTINGS)
-    key, value = (request.POST.get(part, "").strip() for part in ("set", "value"))
-    try:
-        values = {key: typed(key, value)} if value else {}
-        back, reason = [] if value else [key], request.POST.get("reason", "")
-        queue_control.change_settings(queue.name, values, viewer(request), reset=back, reason=reason)
-    except (ImproperlyConfigured, TypeError, ValueError) as error:
-        raise OperationRefused(str(error)) from None
-    changed = _("%(key)s is %(value)s now.") if value else _("%(key)s is what the project says again.")
-    text = changed % {"key": f"“{key}”", "value": value} + " " + _("Pollers follow within a heartbeat.")
-    return page.reply(request, text)
-
-
-def empty_queue(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
-    """Start the bulk deletion of every task of a queue, after its name was typed."""
-    queue = _queue_of(page, request, "purge", PURGE)
-    if request.POST.get("typed", "").strip() != queue.name:
-        raise OperationRefused(_("Type %(name)s to delete all its tasks.") % {"name": queue.name})
-    operation = bulk.start(PURGE, text_of(queue=queue.name), request.user, request.POST.get("reason", "").strip())
-    address = page.url(BulkOperation, "change", operation.pk)
-    return page.reply(request, _("The bulk operation has started."), address=address)
-
-
-def act_on_queues(page: QueueAdmin, request: HttpRequest, verb: permissions.Verb) -> HttpResponse:
-    permissions.check_may(verb, viewer(request))
-    queues: list[Any] = list(page.rows_of(page.filtered(request)))
-    if request.POST.get("select_across") != "1":
-        ticked = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
-        queues = [queue for queue in queues if queue.name in ticked]
-    fitting = [queue for queue in queues if verb is permissions.PAUSE or queue.stats.paused]
-    form = bound_form(request, PauseForm if verb is permissions.PAUSE else PlainForm)
-    if not confirmed(request, form):
-        selected = ngettext("%(count)s queue is selected.", "%(count)s queues are selected.", len(queues))
-        skipped = len(queues) - len(fitting)
-        left = ngettext("%(count)s is skipped: not paused.", "%(count)s are skipped: not paused.", skipped)
-        sentences = [selected % {"count": len(queues)}, *([left % {"count": skipped}] if skipped else [])]
-        return ask(page, request, verb, form, sentences=sentences, items=queues, possible=bool(fitting))
-    given = {"reason": form.reason(), "until": form.cleaned_data.get("until")}
-    changed = queue_control.apply_to_queues(verb, [queue.name for queue in fitting], viewer(request), **given)
-    done, skipped = str(verb.done % {"number": changed}), len(queues) - changed
-    words = _("%(done)s, %(count)s skipped: not paused.") if skipped else "%(done)s."
-    return page.reply(request, words % {"done": done, "count": skipped}, changed=changed)
 
 
 CHARTS_KEY = "charts"  # query key of the page's other tab

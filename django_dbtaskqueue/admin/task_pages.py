@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells, list_pages
 from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer
-from django_dbtaskqueue.admin.page_actions import TaskPageAdmin, act_on_tasks, enqueue_copy_of
+from django_dbtaskqueue.admin.page_actions import TaskPageAdmin
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_age, format_duration
@@ -218,7 +218,7 @@ class TaskAdmin(TaskPageAdmin):
     def act(self, request: HttpRequest) -> HttpResponse:
         if {"save_view", "forget_view"} & request.POST.keys():
             return change_saved_searches(self, request)
-        return enqueue_copy_of(self, request) if "again" in request.POST else act_on_tasks(self, request)
+        return super().act(request)
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
         context = super().list_context(request)
