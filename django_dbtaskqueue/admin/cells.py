@@ -120,7 +120,6 @@ def progress(percent: int, text: str = "") -> str:
 
 
 def in_and_out(rows: Sequence[QueueStats]) -> str:
-    """Return the rates of some queues together."""
     rates = [sum(of_queues) for of_queues in zip(*(row.rates for row in rows), strict=True)]
     rate_in, rate_out = sum(row.rate_in for row in rows), sum(row.rate_out for row in rows)
     return format_html("{} / {} {}", per_minute(rate_in), per_minute(rate_out), sparkline(rates))

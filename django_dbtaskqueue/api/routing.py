@@ -298,11 +298,7 @@ def _first_paragraph(thing: Any) -> str:
     return " ".join((thing.__doc__ or "").partition("\n\n")[0].split())
 
 
-# -- who calls ---------------------------------------------------------------------------------------------------------
-
-# From a route to a Django view: who calls, what was sent, what is answered. Off by default.
-#
-# A caller has a session, with CSRF, or a token. JSON in and out, errors included.
+# -- from a route to a Django view: who calls, what was sent, what is answered ----------------------------------------
 
 READ_FROM_HEADER = "X-Read-From"
 AUTH_SCHEME = "Bearer "

@@ -224,7 +224,6 @@ def page(rows: QuerySet[M], call: ApiCall) -> tuple[list[M], int | None]:
 
 
 def _there(found: T | None, what: str) -> T:
-    """Return what was found; raise ``Http404`` if there is nothing."""
     if not found:
         raise Http404(f"There is no {what}")
     return found

@@ -236,7 +236,6 @@ def _system_user() -> str:
         return f"uid {os.geteuid()}"
 
 
-# Without ``DBTASKQUEUE["CAN_VIEW"]``, and without a token for some queues, nothing is hidden and no query is made.
 MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches, bulk operations
 
 

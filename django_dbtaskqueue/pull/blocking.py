@@ -160,6 +160,7 @@ class NotifyListener:
 _registry_lock = threading.Lock()
 _wait_queues: dict[WaitKey, WaitQueue] = {}
 _listeners: dict[tuple[str, str], NotifyListener] = {}
+_waiting: dict[int, set[Callable[[], None]]] = {}  # by the id of a task whose end is waited for
 
 
 def take_waiting(
@@ -227,18 +228,13 @@ def _entered(key: WaitKey) -> Iterator[WaitQueue]:
 
 # The waiter sets the task's column ``watched``, then looks, then sleeps. The statement that ends a watched task tells
 # its end after the commit, in this process and by NOTIFY. So no wake-up falls between the look and the sleep. One
-# listening connection serves all waiters of a process and database. A lost notification costs a few seconds, because a
-# waiter looks from time to time; where there is no NOTIFY, such as on SQLite, it looks more often.
+# listening connection serves all waiters of a process and database.
 
 MAX_WAITERS = 1000  # in one process, threads and coroutines
 SAFETY_LOOK_S = 5.0  # between two looks for an end whose notification was lost
 UNWATCHED_LOOK_S = 0.2  # before the next try to set ``watched`` on a row that is locked
 END_LOOKS_S = 0.05, 1.0  # between two looks without NOTIFY: the first pause and the longest
 Timeout = float | timedelta | None  # seconds
-
-_waiting: dict[int, set[Callable[[], None]]] = {}  # by the task's id
-
-
 Ended = tuple[str, Any, str | None]  # what became of a task: its status, its result, the text of its failure
 
 

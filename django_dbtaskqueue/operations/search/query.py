@@ -348,10 +348,6 @@ def whole_page(rows: Rows, size: int, *, before: int | None = None, after: int |
     return Page(shown, newer, shown[-1].pk if len(found) > size else None)
 
 
-# A search first runs as it is. When that takes too long, the page holds the matches among the next ``WINDOW_ROWS``, and
-# says so; a search that goes on reads window after window until one has a match. No page reads all of a large table.
-
-
 def page_of(
     rows: Rows,
     among: Rows,
