@@ -81,7 +81,7 @@ class BulkOperationAdmin(SearchedAdmin):
             raise Http404
         alias = self.get_queryset(request).db
         if "put_back" in request.POST:
-            return self._put_back(request, operation, alias)
+            return self._put_back(request, operation)
         if "cancel" in request.POST:
             done = bulk.cancel(operation.pk, request.user, using=alias)
             return self.reply(request, _("It is cancelled.") if done else _("It had ended already."), messages.INFO)
@@ -91,7 +91,7 @@ class BulkOperationAdmin(SearchedAdmin):
             pass
         return redirect(self.page_of(operation))
 
-    def _put_back(self, request: HttpRequest, operation: BulkOperation, alias: str) -> HttpResponse:
+    def _put_back(self, request: HttpRequest, operation: BulkOperation) -> HttpResponse:
         check_cancel(operation, bulk.verb_of(operation), viewer(request))
         form = bound_form(request, PlainForm)
         if refusal := bulk.why_not_put_back(operation):
@@ -99,7 +99,7 @@ class BulkOperationAdmin(SearchedAdmin):
         if not confirmed(request, form):
             text = ngettext("It changed %(count)s task.", "It changed %(count)s tasks.", operation.changed)
             return ask(self, request, PUT_BACK, form, sentences=[text % {"count": cells.number(operation.changed)}])
-        back = bulk.put_back(operation.pk, request.user, form.reason(), alias)
+        back = bulk.put_back(operation, viewer(request), form.reason())
         return self.reply(request, _("The bulk operation has started."), address=self.page_of(back))
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def cancel_operation(call: ApiCall, pk: int) -> Annotated[Document, CANCELLED]:
 
 def put_back_operation(call: ApiCall, pk: int) -> OperationDocument:
     """Order that the tasks which a bulk operation changed become what they were before it."""
-    return OPERATION.of(bulk.put_back(_operation(call, pk).pk, call.actor, call.given["reason"]))
+    return OPERATION.of(bulk.put_back(_operation(call, pk), call.actor, call.given["reason"]))
 
 
 def purge_queue(call: ApiCall, queue: str) -> OperationDocument:

@@ -201,7 +201,7 @@ def bulk(output: Output, options: Options) -> int:
         return output.answer(counts, f"{chunks} chunks done, {left} operations unfinished.")
     operation = _named(options, "bulk operation", "number", lambda pk: rows.filter(pk=pk).first())
     if what == "put-back":
-        back = bulk_operations.put_back(operation.pk, None, options["reason"], alias, source="command")
+        back = bulk_operations.put_back(operation, Actor(), options["reason"])
         output.write(f"{PUT_BACK.effect}\nBulk operation {back.pk} ordered.")
         return _followed(output, back)
     if what == "cancel" and not bulk_operations.cancel(operation.pk, None, options["reason"], alias, source="command"):

@@ -138,22 +138,18 @@ def why_not_put_back(operation: BulkOperation) -> str:
     return ""
 
 
-def put_back(
-    pk: int, user: User | Actor | None, reason: str = "", using: str | None = None, *, source: str = "admin"
-) -> BulkOperation:
+def put_back(operation: BulkOperation, actor: Actor, reason: str = "") -> BulkOperation:
     """Order that the tasks an operation changed become what they were before; tasks that changed since are skipped.
 
     Needs the permission of the operation's verb. Raises ``OperationRefused`` where nothing can be put back.
     """
-    alias = using or tasks_for(Search(), None, write=True).db
-    operation = BulkOperation.objects.using(alias).get(pk=pk)
-    actor = user if isinstance(user, Actor) else Actor(user, source)
     permissions.check_cancel(operation, verb_of(operation), actor)
     if refusal := why_not_put_back(operation):
         raise OperationRefused(refusal)
-    ids = operation.changes.using(alias).filter(skip_reason="").aggregate(first=Min("pk"), last=Max("pk"))
+    changes = operation.changes.using(operation._state.db).filter(skip_reason="")
+    ids = changes.aggregate(first=Min("pk"), last=Max("pk"))
     request = ActionRequest(PUT_BACK, reason.strip(), query=operation.query)
-    options = {**request.options.to_json(), "operation": pk, "verb": operation.verb}
+    options = {**request.options.to_json(), "operation": operation.pk, "verb": operation.verb}
     given = {"first_id": ids["first"] - 1, "last_id": ids["last"], "estimate": operation.changed}
     return _ordered(_tasks(operation), request, actor, options=options, **given)
 

@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.flow.batches import BatchHandle
 from django_dbtaskqueue.flow.shard_move import ShardMove
-from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Schedule, Task
+from django_dbtaskqueue.models import AbstractTask, Batch, BulkOperation, Dependency, Schedule, Task
 from django_dbtaskqueue.operations import bulk, queue_control, schedules
 from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids
 from django_dbtaskqueue.operations.explain import explain
@@ -79,7 +79,7 @@ class Mixture:
         self.places: list[tuple[type[AbstractTask], str]] = [(Task, alias), (Parcel, alias)]
         self.places += [(Task, other) for other in ALIASES if other != alias]
         self.leases: list[Lease] = []
-        self.operations: list[tuple[str, int]] = []
+        self.operations: list[BulkOperation] = []
 
     @staticmethod
     def rows(model: type[AbstractTask], alias: str) -> Any:
@@ -163,13 +163,13 @@ class Mixture:
         options = VerbOptions(delay=60 * SECOND, queue=self.queue(), priority=3, payload=self.payload())
         ids = [task.pk for task in self.some(1 if verb.name == "edit" else 5, (model, alias))]
         report = act_on_ids(model.objects.db_manager(alias).all(), ids, ActionRequest(verb, "why", options), Actor())
-        self.operations += [(alias, report.operation.pk)] if report.operation else []
+        self.operations += [report.operation] if report.operation else []
 
     def put_back(self) -> None:
         if self.operations:
-            alias, operation = self.operations.pop(self.random.randrange(len(self.operations)))
-            bulk.put_back(operation, None, using=alias)
-            while bulk.turn(alias):
+            operation = self.operations.pop(self.random.randrange(len(self.operations)))
+            bulk.put_back(operation, Actor())
+            while bulk.turn(str(operation._state.db)):
                 pass
 
     def change_batch(self) -> None:

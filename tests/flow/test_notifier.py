@@ -20,6 +20,7 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import MIN_STATEMENTS_TO_PREPARE
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations import bulk, queue_control
+from django_dbtaskqueue.operations.permissions import Actor
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.operations.site import work
@@ -111,7 +112,8 @@ def test_tasks_that_are_put_back_wake(alias: str, heard: list[str]) -> None:
     cancelled = bulk.start("cancel", "queue:parcels", None, using=alias)
     work(alias)
     assert heard == []
-    bulk.put_back(cancelled.pk, None, using=alias)
+    cancelled.refresh_from_db()
+    bulk.put_back(cancelled, Actor())
     work(alias)
     assert heard == ["parcels"]
 

@@ -16,6 +16,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Task
 from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, VerbOptions
 from django_dbtaskqueue.pull.leases import checkout
 from tests.factories import QUEUE, make_task
@@ -38,7 +39,7 @@ def done(verb: str, q: str = f"queue:{QUEUE}", alias: str = "default") -> BulkOp
 
 
 def put_back(operation: BulkOperation, alias: str = "default") -> BulkOperation:
-    back = bulk.put_back(operation.pk, None, using=alias)
+    back = bulk.put_back(operation, Actor())
     run(alias)
     back.refresh_from_db()
     return back
@@ -144,7 +145,7 @@ def test_the_page_offers_it_and_refuses_in_words(op: Client) -> None:
     refusal = op.post(OPERATIONS, {**asked, "confirm": "yes"})
     assert refusal.headers["Location"] == page and "puts its tasks back already" in text(op.get(page))
     refused("puts its tasks back already", command, "bulk", "put-back", operation.pk, error=CommandError)
-    refused("may not use reprocess", bulk.put_back, done("reprocess").pk, user(), error=PermissionDenied)
+    refused("may not use reprocess", bulk.put_back, done("reprocess"), Actor(user()), error=PermissionDenied)
     assert "cannot be undone" in text(op.get(f"{OPERATIONS}{done('delete').pk}/change/"))
 
 
