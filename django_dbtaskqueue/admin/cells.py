@@ -101,13 +101,9 @@ def age_column(title: permissions.Text, field: str) -> Column:
     return column(title, lambda row: ago(getattr(row, field), row.clock))
 
 
-def box_column(title: permissions.Text, field: str, show_value: Callable[[Any], str]) -> Column:
-    """Return a column that shows a long value in a box: ``show_value`` is ``box`` or ``json_box``."""
+def field_column(title: permissions.Text, field: str, show_value: Callable[[Any], str]) -> Column:
+    """Return a column that shows one field: ``show_value`` is ``number``, ``box`` or ``json_box``."""
     return column(title, lambda row: show_value(getattr(row, field)))
-
-
-def number_column(title: permissions.Text, field: str) -> Column:
-    return column(title, lambda row: number(getattr(row, field)))
 
 
 def number(value: int | None) -> str:

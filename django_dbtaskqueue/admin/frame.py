@@ -344,10 +344,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
     created = cells.age_column(gettext_lazy("created"), "create_time")
     started = cells.age_column(gettext_lazy("started"), "start_time")
     finished = cells.age_column(gettext_lazy("finished"), "finish_time")
-    payload_box = cells.box_column(gettext_lazy("payload"), "payload", cells.json_box)
-    result_box = cells.box_column(gettext_lazy("result"), "result", cells.json_box)
-    context_box = cells.box_column(gettext_lazy("context"), "context", cells.json_box)
-    process_result_box = cells.box_column(gettext_lazy("process result"), "process_result", cells.box)
+    payload_box = cells.field_column(gettext_lazy("payload"), "payload", cells.json_box)
+    result_box = cells.field_column(gettext_lazy("result"), "result", cells.json_box)
+    context_box = cells.field_column(gettext_lazy("context"), "context", cells.json_box)
+    process_result_box = cells.field_column(gettext_lazy("process result"), "process_result", cells.box)
 
 
 def viewer(request: HttpRequest) -> Actor:

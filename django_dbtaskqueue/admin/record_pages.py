@@ -159,9 +159,9 @@ class AuditEntryAdmin(SearchedAdmin):
 
     when = cells.age_column(gettext_lazy("when"), "time")
     what = cells.column(gettext_lazy("verb"), lambda entry: entry.details.get("action") or label_of(entry.verb))
-    changed_tasks = cells.number_column(gettext_lazy("changed"), "changed")
-    skipped_tasks = cells.number_column(gettext_lazy("skipped"), "skipped")
-    details_box = cells.box_column(gettext_lazy("details"), "details", lambda details: cells.json_box(details or None))
+    changed_tasks = cells.field_column(gettext_lazy("changed"), "changed", cells.number)
+    skipped_tasks = cells.field_column(gettext_lazy("skipped"), "skipped", cells.number)
+    details_box = cells.column(gettext_lazy("details"), lambda entry: cells.json_box(entry.details or None))
 
     @admin.display(description=gettext_lazy("to what"))
     def target(self, entry: Any) -> str:
@@ -202,9 +202,9 @@ class PollerAdmin(SmallListAdmin):
         gettext_lazy("queues"), lambda poller: ", ".join(map(queue_name, poller.queues)) or cells.EMPTY_VALUE
     )
     held_of = cells.column(gettext_lazy("held / slots"), lambda poller: f"{poller.held}/{poller.slots}")
-    finished = cells.number_column(gettext_lazy("attempts ended"), "finished")
-    failed = cells.number_column(gettext_lazy("attempts failed"), "failed")
-    applied_box = cells.box_column(gettext_lazy("applied settings"), "applied_settings", cells.box)
+    finished = cells.field_column(gettext_lazy("attempts ended"), "finished", cells.number)
+    failed = cells.field_column(gettext_lazy("attempts failed"), "failed", cells.number)
+    applied_box = cells.field_column(gettext_lazy("applied settings"), "applied_settings", cells.box)
 
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
         """Take out what a poller reports of queues that the user may not view."""
@@ -297,8 +297,8 @@ class AttemptAdmin(ListAdmin):
     exception = cells.column(gettext_lazy("exception"), lambda attempt: short_error(attempt.error_type))
     says = cells.column(gettext_lazy("message"), lambda attempt: message_of(attempt.message))
     failed = cells.age_column(gettext_lazy("failed"), "finish_time")
-    message_box = cells.box_column(gettext_lazy("message"), "message", cells.box)
-    traceback_box = cells.box_column(gettext_lazy("traceback"), "traceback", cells.box)
+    message_box = cells.field_column(gettext_lazy("message"), "message", cells.box)
+    traceback_box = cells.field_column(gettext_lazy("traceback"), "traceback", cells.box)
 
     @admin.display(description=gettext_lazy("task"))
     def task_link(self, attempt: Any) -> str:

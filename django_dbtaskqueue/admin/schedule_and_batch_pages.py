@@ -236,7 +236,7 @@ class BatchAdmin(NamedListAdmin):
         changed = related_tasks.act_on_batch(verb, row, viewer(request), reason=form.reason())
         return self.reply(request, f"{verb.done % {'number': changed}}.", changed=changed)
 
-    tasks = cells.number_column(gettext_lazy("tasks"), "total")
+    tasks = cells.field_column(gettext_lazy("tasks"), "total", cells.number)
     queue_names = cells.column(gettext_lazy("queues"), lambda row: ", ".join(row.queues) or cells.EMPTY_VALUE)
     failed = cells.column(gettext_lazy("failed"), lambda row: cells.number(row.counts["ERROR"] + row.counts["POISON"]))
 
