@@ -49,9 +49,6 @@ class PlainForm(forms.Form):
             else gettext_lazy("For the audit."),
         )
 
-    def reason(self) -> str:
-        return str(self.cleaned_data["reason"]).strip()
-
 
 class VerbForm(PlainForm):
     """Asks for the inputs of a verb on tasks of a table; for an edit ``task`` is the one."""
@@ -222,7 +219,7 @@ class TaskPageAdmin(ListAdmin):
             items = with_errors([to_text(search)], permissions.narrow(FailureGroup.objects.using(table.db), actor))
             possible = preview.eligible is None or bool(preview.eligible)
             return ask(self, request, verb, form, sentences=sentences, items=items, possible=possible)
-        operation = bulk.start(verb, search, actor, form.reason(), options=options)
+        operation = bulk.start(verb, search, actor, form.cleaned_data["reason"], options=options)
         address = self.url(BulkOperation, "change", operation.pk)
         return self.reply(request, _("The bulk operation has started."), address=address)
 
@@ -246,7 +243,7 @@ class TaskPageAdmin(ListAdmin):
             items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:MAX_NAMED_TASKS]]
             shown = {"sentences": preview.sentences[1:], "items": items, "unnamed": len(ids) > MAX_NAMED_TASKS}
             return ask(self, request, verb, form, **shown, possible=bool(preview.eligible))
-        wanted = actions.ActionRequest(verb, form.reason(), options, to_text(self.search_of(request)))
+        wanted = actions.ActionRequest(verb, form.cleaned_data["reason"], options, to_text(self.search_of(request)))
         report = actions.act_on_ids(table, ids, wanted, actor)
         text = task_report(verb, report)
         if report.operation is not None:
@@ -267,8 +264,8 @@ class TaskPageAdmin(ListAdmin):
             return ask(self, request, permissions.ENQUEUE_COPY, form, items=[str(task)])
         with actions.recorded(alias := str(task._state.db)):
             fresh = actions.enqueue_copy(task)
-            given = {"reason": form.reason(), "changed": 1, "details": {"task_id": fresh.pk, "again": task.pk}}
-            actions.record(alias, actor, permissions.ENQUEUE_COPY, queue=task.queue, **given)
+            given = {"reason": form.cleaned_data["reason"], "details": {"task_id": fresh.pk, "again": task.pk}}
+            actions.record(alias, actor, permissions.ENQUEUE_COPY, queue=task.queue, changed=1, **given)
             actions.log(actor, [fresh], actions.ADDITION, _("Enqueued again: task %(id)s") % {"id": task.pk})
         return self.reply(request, _("This is the new task."), address=self.page_of(fresh))
 

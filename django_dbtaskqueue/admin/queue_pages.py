@@ -216,7 +216,7 @@ class QueueAdmin(NamedListAdmin):
             left = ngettext("%(count)s is skipped: not paused.", "%(count)s are skipped: not paused.", skipped)
             sentences = [selected % {"count": len(queues)}, *([left % {"count": skipped}] if skipped else [])]
             return ask(self, request, verb, form, sentences=sentences, items=queues, possible=bool(fitting))
-        given = {"reason": form.reason(), "until": form.cleaned_data.get("until")}
+        given = {"reason": form.cleaned_data["reason"], "until": form.cleaned_data.get("until")}
         changed = queue_control.apply_to_queues(verb, [queue.name for queue in fitting], viewer(request), **given)
         done, skipped = str(verb.done % {"number": changed}), len(queues) - changed
         words = _("%(done)s, %(count)s skipped: not paused.") if skipped else "%(done)s."

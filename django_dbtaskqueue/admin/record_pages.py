@@ -99,7 +99,7 @@ class BulkOperationAdmin(SearchedAdmin):
         if not confirmed(request, form):
             text = ngettext("It changed %(count)s task.", "It changed %(count)s tasks.", operation.changed)
             return ask(self, request, PUT_BACK, form, sentences=[text % {"count": cells.number(operation.changed)}])
-        back = bulk.put_back(operation, viewer(request), form.reason())
+        back = bulk.put_back(operation, viewer(request), form.cleaned_data["reason"])
         return self.reply(request, _("The bulk operation has started."), address=self.page_of(back))
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class PollerAdmin(SmallListAdmin):
             text = ngettext("%(count)s poller would follow.", "%(count)s pollers would follow.", len(running))
             sentences = [text % {"count": len(running)}]
             return ask(self, request, verb, form, sentences=sentences, items=running, possible=bool(running))
-        given = {"reason": form.reason(), "using": rows.db}
+        given = {"reason": form.cleaned_data["reason"], "using": rows.db}
         commanded = queue_control.command_pollers(running, verb.name, viewer(request), **given)
         follow = _("%(done)s: they follow within a heartbeat.") % {"done": str(verb.done % {"number": commanded})}
         return self.reply(request, follow, changed=commanded)

@@ -65,10 +65,6 @@ class ScheduleForm(PlainForm):
         except ValueError as error:
             raise forms.ValidationError(f"{error}.") from None
 
-    def values(self) -> dict[str, object]:
-        """Return what the schedule says now, by field; the payload only where it could be seen."""
-        return {name: self.cleaned_data[name] for name in SCHEDULE_FIELDS if name in self.cleaned_data}
-
 
 class ScheduleAdmin(NamedListAdmin):
     detail_template = "schedule"
@@ -126,7 +122,7 @@ class ScheduleAdmin(NamedListAdmin):
         changed, faults = 0, []
         for row in rows:
             try:
-                schedules.act_on_schedule(verb, row.name, viewer(request), reason=form.reason())
+                schedules.act_on_schedule(verb, row.name, viewer(request), reason=form.cleaned_data["reason"])
                 changed += 1
             except TaskQueueError as error:
                 faults.append(str(error))
@@ -141,7 +137,7 @@ class ScheduleAdmin(NamedListAdmin):
             name = form.cleaned_data["name"] if row is None else row.name
             write = schedules.add_schedule if row is None else schedules.edit_schedule
             try:
-                made = write(name, form.values(), viewer(request), reason=form.reason())
+                made = write(name, form.cleaned_data, viewer(request), reason=form.cleaned_data["reason"])
                 return self.reply(request, f"{verb.done % {'number': 1}}.", address=self.page_of(made))
             except TaskQueueError as error:
                 form.add_error(None, str(error))
@@ -233,7 +229,7 @@ class BatchAdmin(NamedListAdmin):
         if not confirmed(request, form):
             text = ngettext("%(count)s task is in the batch.", "%(count)s tasks are in the batch.", row.total)
             return ask(self, request, verb, form, sentences=[text % {"count": cells.number(row.total)}], items=[row])
-        changed = related_tasks.act_on_batch(verb, row, viewer(request), reason=form.reason())
+        changed = related_tasks.act_on_batch(verb, row, viewer(request), reason=form.cleaned_data["reason"])
         return self.reply(request, f"{verb.done % {'number': changed}}.", changed=changed)
 
     tasks = cells.field_column(gettext_lazy("tasks"), "total", cells.number)
