@@ -22,7 +22,6 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.placement import known_queues
-from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import bulk, permissions, queue_stats, schedules as schedule_control, serializers
@@ -36,7 +35,7 @@ from django_dbtaskqueue.operations.schedules import ScheduleDocument, schedule_d
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
 from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, TaskFilter, look_through, select, tasks_for
 from django_dbtaskqueue.operations.serializers import OPERATION, BadInput, Document, OperationDocument, RowDocument
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, QUEUE_VERBS, TaskVerb, VerbOptions
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, QUEUE_VERBS
 
 M = TypeVar("M", bound=Model)
 T = TypeVar("T")
@@ -151,14 +150,14 @@ def act_on_task_ids(call: ApiCall, verb: str) -> ActReport:
         permissions.check(known, call.given["reason"], call.actor)
         permissions.check_there([queue], call.actor)
     tasks, query = _table(call), to_text(of_queue(queue)) if queue else ""
-    request = ActionRequest(known, call.given["reason"], _options(call, known), query)
+    request = ActionRequest(known, call.given["reason"], known.options_of(_sent(call)), query)
     return act_on_ids(tasks.filter(queue=queue) if queue else tasks, call.given["ids"], request, call.actor)
 
 
 def preview_search(call: ApiCall, verb: str) -> Preview:
     """Tell what a verb would do to all tasks that match a search. Changes nothing."""
     known = _verb(verb, BULK_VERBS)
-    order, search = bulk.request_of(known, call.given["q"], options=_options(call, known))
+    order, search = bulk.request_of(known, call.given["q"], options=known.options_of(_sent(call)))
     may_view(call.actor, tasks_for(search).model)
     permissions.check(order.verb, "previewed", call.actor)
     permissions.check_search(search, call.actor)
@@ -170,7 +169,7 @@ def act_on_search(call: ApiCall, verb: str) -> OperationDocument:
     known = _verb(verb, BULK_VERBS)
     operation = bulk.start(
         known, call.given["q"], call.actor, call.given["reason"],
-        options=_options(call, known), max_tasks=call.given["limit"],
+        options=known.options_of(_sent(call)), max_tasks=call.given["limit"],
     )  # fmt: skip
     return OPERATION.of(operation)
 
@@ -256,9 +255,8 @@ def _operation(call: ApiCall, pk: int) -> models.BulkOperation:
     return _there(found if found and permissions.sees_record(found, call.actor) else None, f"bulk operation {pk}.")
 
 
-def _options(call: ApiCall, verb: TaskVerb) -> VerbOptions:
-    sent = {one.name: call.given[one.name] for one in verb.inputs}
-    return verb.options_of({name: value for name, value in sent.items() if value is not None})
+def _sent(call: ApiCall) -> dict[str, object]:
+    return {name: value for name, value in call.given.items() if value is not None}
 
 
 # -- monitoring --------------------------------------------------------------------------------------------------------
@@ -373,14 +371,14 @@ def schedule(call: ApiCall, schedule: str) -> ScheduleDocument:
 
 def make_schedule(call: ApiCall, schedule: str) -> ScheduleDocument:
     """Make a schedule."""
-    made = schedule_control.add_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
+    made = schedule_control.add_schedule(schedule, _sent(call), call.actor, reason=call.given["reason"])
     return schedule_document(made, call.actor)
 
 
 def change_schedule(call: ApiCall, schedule: str) -> ScheduleDocument:
     """Change fields of a schedule. They win over the code until it is reset."""
     _schedule(call, schedule)
-    changed = schedule_control.edit_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
+    changed = schedule_control.edit_schedule(schedule, _sent(call), call.actor, reason=call.given["reason"])
     return schedule_document(changed, call.actor)
 
 
@@ -394,10 +392,6 @@ def act_on_schedule(call: ApiCall, schedule: str, action: str) -> ScheduleDocume
 
 def _schedule(call: ApiCall, name: str) -> models.Schedule:
     return _there(schedule_control.find_schedule(name, call.actor), f"schedule {name}.")
-
-
-def _fields(call: ApiCall) -> dict[str, object]:
-    return {name: call.given[name] for name in SCHEDULE_FIELDS if call.given[name] is not None}
 
 
 def pollers(call: ApiCall) -> list[Annotated[Document, POLLER]]:
