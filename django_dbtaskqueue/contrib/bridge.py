@@ -188,8 +188,7 @@ def send_to(peer: str) -> Callable[[Lease], Outcome]:
 
     Register it: ``processor("invoices", max_attempts=20)(send_to("billing"))``. A task is completed when the peer has
     acknowledged it with a valid signature. A signed refusal ends it in ERROR. After a signed 429 it waits, and its
-    attempts begin again. Every other answer, and none, is a failed attempt, which the retry policy of the queue sends
-    again.
+    attempts begin again. Every other answer, and none, is a failed attempt, which the queue's retry policy repeats.
     """
 
     def send(task: Lease) -> Outcome:

@@ -48,8 +48,7 @@ class Reenqueue:
     Without a delay, the ``reenqueue`` policy of the queue or the processor gives it, called with the number of this
     reenqueue, from 1, and None; by default there is none, and the attempt fails with an error that asks for a delay.
     ``reenqueue_attempt`` grows by one and ``attempt`` starts again at 0 unless ``keep_attempts``; of kept attempts the
-    last one is given back. Raises ``TypeError`` or ``ValueError`` for a delay that is not a ``timedelta`` up to 100
-    years.
+    last one is given back. Raises ``TypeError`` or ``ValueError`` unless ``delay`` is a ``timedelta`` up to 100 years.
     """
 
     facts: ClassVar[Facts] = Facts("reenqueue", "reenqueued", "reenqueue", wakes=True)

@@ -128,8 +128,7 @@ class Throttle(UniqueRule):
 class Debounce(UniqueRule):
     """One task for calls that follow each other within ``wait``: the last wins, and the task is due ``wait`` after it.
 
-    It is due at most ``max_wait`` after the first call; None: ten times ``wait``. A call while the task runs, or later,
-    makes a new task.
+    It is due at most ``max_wait`` after the first call; None: ten times ``wait``. From its start a call makes another.
     """
 
     kind: ClassVar[str] = "debounce"

@@ -58,8 +58,7 @@ def ended(
 ) -> None:
     """Tell what became of a lease (``Lease.result_of``) once its settle is over. The one place that tells it.
 
-    ``seconds``: how long it ran. ``by_code``: code took the lease without a poller and knows how it ended, so only the
-    log gets a line.
+    ``seconds``: how long it ran. ``by_code``: code took the lease and knows how it ended, so only the log gets a line.
     """
     if isinstance(result, Lost) and not by_code:
         _lost(lease, result.verb)

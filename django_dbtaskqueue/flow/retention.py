@@ -193,10 +193,7 @@ def delete_empty_batches(alias: str, tables: Iterable[type[models.AbstractTask]]
 
 
 def delete_past_periods(alias: str) -> int:
-    """Delete a batch of references whose period of uniqueness is over, and of limits of groups with all their tokens.
-
-    Return how many rows there were.
-    """
+    """Delete a batch of references whose period is over, and of limits of groups with all their tokens; count them."""
     deleted = 0
     for model, column in ((models.UsedReference, "expire_time"), (models.Limit, "full_time")):
         rows, past = model._base_manager.using(alias), Q(**{f"{column}__lte": Now()})

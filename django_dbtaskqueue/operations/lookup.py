@@ -60,8 +60,7 @@ def search(
 def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     """Return how many tasks each queue has in each status, over all its databases: ``{queue: {status: number}}``.
 
-    Every known queue and every status is there, also with 0; without a queue, all of them. Reads each table once: use
-    it for people, not in a loop.
+    Every known queue and every status is there, also with 0. Reads each table once: use it for people, not in a loop.
     """
     none = dict.fromkeys(map(str, Status), 0)
     counts = {name: {**none} for name in ([queue] if queue is not None else known_queues())}

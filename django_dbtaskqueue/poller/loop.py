@@ -239,8 +239,7 @@ class Poller:
     def poll(self, connection_set: ConnectionSet, *, second: bool = False) -> float:
         """Settle outcomes, fetch what free slots allow; return the seconds until the next poll.
 
-        The ``second`` thread leaves queues alone that many pollers serve: checkouts that overlap walk past the rows of
-        each other.
+        The ``second`` thread leaves queues alone that many pollers serve: checkouts that overlap read rows in vain.
         """
         stopping = self.stopping
         if stopping:

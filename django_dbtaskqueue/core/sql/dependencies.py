@@ -118,8 +118,7 @@ class DependencyStatements(Group):
 class StepStatements(Group):
     """The steps of one task, and its signals. The alias ``step`` keeps the names of its columns.
 
-    What writes a step locks the task's row while its lease holds. A signal that was sent is a row of kind ``sent``,
-    without a position.
+    What writes a step locks the task's row while its lease holds. A signal sent is a row ``sent``, without a position.
     """
 
     _own_lease = part("t.id = %(task_id)s AND t.total_attempt = %(token)s AND t.status IN ({_sources:suspend})")

@@ -110,8 +110,7 @@ class GroupStatements(Group):
 class LimitStatements(Group):
     """How many tasks of a queue run at a time, and how many start in a time.
 
-    One row for each limited queue, with the group "", names leases. A checkout locks it, so that checkouts of the queue
-    take turns.
+    One row for each limited queue, with the group "", names leases. A checkout locks it: checkouts take turns.
     """
 
     _queue_row = part("queue_name = %(queue_name)s AND group_key = ''")

@@ -73,8 +73,7 @@ AUDIT_TABLE = '"dbtaskqueue_auditentry"'
 class EraseStatements(Group):
     """What the job ``erase`` finds, counts and removes: the tasks of some references, and all rows about them.
 
-    ``references`` and ``queues`` are array parameters; ``every`` is true for all queues. ``rows`` are tasks by
-    location and id.
+    ``references``, ``queues``: array parameters; ``every`` is true for all queues. ``rows``: tasks by location and id.
     """
 
     _wanted = part("{one_of:reference_number|references} AND (%(every)s OR {one_of:queue_name|queues})")

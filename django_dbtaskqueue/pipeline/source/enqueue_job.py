@@ -166,8 +166,7 @@ def rows_where(frame: DataFrame, where: str | None) -> DataFrame:
 def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
     """Return a column for each mapped argument of ``enqueue``; without a mapping, the columns of these names.
 
-    A value of the wrong type is null, and the fault of its row. Raises JobOptionError for an argument or a column that
-    does not exist.
+    A value of the wrong type is null, and its row's fault. Raises JobOptionError for an unknown argument or column.
     """
     columns = [name for name in frame.columns if name != ROW]
     if not mapping and not {"reference", "payload"} & set(columns):
