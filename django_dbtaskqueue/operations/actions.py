@@ -24,7 +24,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.enqueue import enqueue_task
 from django_dbtaskqueue.flow.move import lock_groups, set_back
 from django_dbtaskqueue.flow.placement import own_fields
-from django_dbtaskqueue.flow.selection import same_rows, with_row_locks
+from django_dbtaskqueue.flow.selection import free_references, same_rows, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, FailureGroup, TaskChange
 from django_dbtaskqueue.models.control import FINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -113,6 +113,8 @@ def restore_tasks(change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, actor
         else:
             wanted[pk] = before[pk]
     back = set_back(rows.filter(pk__in=list(wanted)), wanted, lambda task: task.last_update_time == change.after_time)
+    if back and verb.name == "move":  # the references are taken no more where the tasks were moved to
+        free_references(tasks.db, now[back[0].pk].queue, [row.reference for row in back])
     if missed := sorted(wanted.keys() - {task.pk for task in back}):
         skips[_("another transaction is changing it")] += missed
     return ActReport(len(back), dict(skips), back)
@@ -269,9 +271,8 @@ def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, 
 def change_tasks(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:
     """Change those of these tasks that can be changed, and say why the others cannot. Call it in ``atomic``; no record.
 
-    A task that is not in ``tasks``, or of a queue that the actor may not view, counts as not there. Each task that can
-    be changed is read once, and locked by that. Rows that another transaction has locked are skipped: an action never
-    waits for a processor's transaction.
+    A task that is not in ``tasks``, or of a queue that the actor may not view, counts as not there. Rows that another
+    transaction has locked are skipped: an action never waits for a processor's transaction.
     """
     rows, verb = narrow(tasks, actor), request.verb
     eligible = rows.filter(verb.condition(rows.model, request.options), pk__in=ids)

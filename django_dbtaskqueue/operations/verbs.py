@@ -14,16 +14,17 @@ from django.utils.translation import gettext, gettext_lazy as _, ngettext_lazy
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.durations import format_duration, parse_length
-from django_dbtaskqueue.core.exceptions import OperationRefused, PayloadError
+from django_dbtaskqueue.core.exceptions import DuplicateTask, OperationRefused, PayloadError
 from django_dbtaskqueue.core.json import dumps, is_name, loads_exactly
 from django_dbtaskqueue.core.masking import MASKED, masked
 from django_dbtaskqueue.core.states import BY_VERB, Status
-from django_dbtaskqueue.db.session import aliases_of, model_for
+from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.move import CONDITIONS, change_locked
+from django_dbtaskqueue.flow.placement import UNIQUE_OVER_HISTORY, without_spent
 from django_dbtaskqueue.flow.port import signal_all
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
-from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.models import AbstractTask, UsedReference
 from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, VIEW_PAYLOAD, Actor, Verb, by_name, check_queue
 
@@ -237,8 +238,9 @@ class TaskVerb(Verb):
         if self is HOUSEKEEP:
             found &= finished_before(options.older_than)
         if self is MOVE:
-            there = model._default_manager.filter(queue=options.queue, reference=OuterRef("reference"))
-            found &= ~Q(queue=options.queue) & ~Q(Exists(there))
+            there = {"queue": options.queue, "reference": OuterRef("reference")}
+            found &= ~Q(queue=options.queue) & ~Q(Exists(model._default_manager.filter(**there)))
+            found &= ~Q(Exists(UsedReference._default_manager.filter(**there, expire_time=None)))
         return found
 
     def refused(self, tasks: Sequence[AbstractTask]) -> dict[int, str]:
@@ -258,10 +260,13 @@ class TaskVerb(Verb):
             given["payload"] = with_secrets_of(tasks[0].payload, options.payload)
         if self is not MOVE:
             return change_locked(tasks, self.edge, given)
+        alias, references = str(tasks[0]._state.db), [{"reference_number": task.reference} for task in tasks]
         try:
-            with transaction.atomic(using=tasks[0]._state.db):
+            with transaction.atomic(using=alias):
+                if overridden_settings(options.queue, alias).unique_over == UNIQUE_OVER_HISTORY:
+                    without_spent(Session.on(alias, type(tasks[0])), options.queue, references, "error")
                 return change_locked(tasks, self.name, given)
-        except IntegrityError:
+        except (DuplicateTask, IntegrityError):
             words = gettext("A task with one of these references was enqueued in %(queue)s just now: try again.")
             raise OperationRefused(words % {"queue": options.queue}) from None
 

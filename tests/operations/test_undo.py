@@ -10,7 +10,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.management import CommandError
 from django.test import Client
 
-from django_dbtaskqueue import LeaseLost, enqueue
+from django_dbtaskqueue import LeaseLost, enqueue, queue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies
@@ -103,6 +103,22 @@ def test_a_wait_for_parents_goes_where_the_task_goes_and_ends_when_they_have_end
     put_back(cancels.pop(), alias)
     assert {task.pk for task in Task.objects.using(alias).due()} == {cancelled.pk, moved.pk, grouped.pk}
     assert Task.objects.using(alias).get(pk=moved.pk).queue == "letters"
+
+
+def test_a_move_takes_a_reference_that_stays_taken_and_gives_it_back(alias: str, settings: Any) -> None:
+    once = {"unique_over": "history", "keep": "delete", "database": alias}
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": alias}, "letters": once}}
+    enqueue("letters", "spent")
+    queue("letters").ack(queue("letters").take())
+    for reference in ("spent", "new", None):
+        enqueue(QUEUE, reference)
+    moved = done("move", alias=alias)
+    assert (moved.changed, moved.skipped) == (2, 1)
+    assert put_back(moved, alias).changed == 2
+    assert done("move", alias=alias).changed == 2
+    for _ in range(2):
+        queue("letters").ack(queue("letters").take())
+    assert enqueue("letters", "new", on_duplicate="ignore").pk is None
 
 
 def test_a_parent_that_is_put_back_ends_once_more(alias: str, settings: Any) -> None:
