@@ -217,7 +217,7 @@ def _stuck(alias: str, late: set[str]) -> Iterator[Finding]:
     """Yield the pollers that report, have free slots, and take nothing from a queue whose tasks are due."""
     running = living(alias).filter(state="RUNNING", held__lt=models.F("slots"))
     for instance, served in running.order_by("instance").values_list("instance", "queues")[:100]:
-        for item in served:
+        for item in (one for one in served if isinstance(one, dict)):
             queue, idle = item.get("queue"), item.get("idle_seconds", 0)
             if queue in late and idle >= MAX_IDLE_S and conf.default_settings(queue).concurrency != 0:
                 words = _("Poller %(poller)s is RUNNING but took nothing from %(queue)s for %(time)s with work due.")

@@ -54,7 +54,7 @@ def test_a_poller_that_reports_but_takes_nothing(alias: str) -> None:
     make_task(ready_time=-HOUR, using=alias)
     poller(alias, slots=4)
     served = [{"queue": "parcels", "weight": 1, "idle_seconds": 75}]
-    Poller.objects.using(alias).update(queues=served)
+    Poller.objects.using(alias).update(queues=["letters", *served])
     assert "took nothing from parcels for 1m15s" in found(alias)["poller.stuck"].words
     # ... unless it has no free slot, or took something since
     for change in ({"held": 4}, {"held": 0, "queues": [{**served[0], "idle_seconds": 30}]}):
