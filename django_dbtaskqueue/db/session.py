@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property, lru_cache, wraps
+from inspect import getdoc
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -263,8 +264,14 @@ class Session:
             with self.connection.wrap_database_errors, self._deadline, self._raw().transaction():
                 yield
         else:
-            with _immediate(self.connection):
-                yield
+            with self.connection.cursor() as cursor:
+                cursor.execute("BEGIN IMMEDIATE")  # the write lock at once: a later upgrade would fail, not wait
+                try:
+                    yield
+                except BaseException:
+                    cursor.execute("ROLLBACK")
+                    raise
+                cursor.execute("COMMIT")
 
     def time(self, value: Any) -> datetime:
         """Return a time read by ``run`` as the site's models would show it."""
@@ -347,19 +354,6 @@ class Session:
 
 def _rows(cursor: Any) -> list[Row]:
     return list(cursor.fetchall()) if cursor.rownumber is not None else []  # cheaper to ask for than a description
-
-
-@contextmanager
-def _immediate(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """A SQLite transaction that takes the write lock at once: a later upgrade would fail instead of waiting."""
-    with connection.cursor() as cursor:
-        cursor.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            cursor.execute("ROLLBACK")
-            raise
-        cursor.execute("COMMIT")
 
 
 @contextmanager
@@ -452,4 +446,6 @@ def asynchronous(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]
         return await sync_to_async(function)(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = f"a{function.__name__}"
+    first = f"``{function.__name__}`` for async code: the same arguments, promises and errors."
+    call.__doc__ = f"{first}\n\n{getdoc(function)}"
     return call
