@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 
@@ -33,22 +34,17 @@ MANY_OTHERS = 2  # pollers of a queue, with which the database is busy without a
 NEXT_TURN = attrgetter("next_turn")
 
 
+@dataclass(eq=False)
 class Fetcher:
     """Takes tasks from the queues, by weight, as many as the executors have room for."""
 
-    def __init__(
-        self,
-        instance: str,
-        queues: Mapping[str, QueueState],
-        capacity: Capacity,
-        expect_lease: Callable[[QueueState, float], None],
-    ) -> None:
-        self.instance = instance
-        self.queues = queues
-        self.capacity = capacity
-        self._settler = capacity.settler
-        self._isolation = capacity.isolation
-        self._expect_lease = expect_lease
+    instance: str
+    queues: Mapping[str, QueueState]
+    capacity: Capacity
+    expect_lease: Callable[[QueueState, float], object]
+
+    def __post_init__(self) -> None:
+        self._settler, self._isolation = self.capacity.settler, self.capacity.isolation
         self._lock = threading.RLock()
         self._last_turn = 0.0  # of the queue that had the last turn
         self._drained = 0  # how often a queue that had tasks was found drained
@@ -292,14 +288,14 @@ class Fetcher:
         found = registry.found.get(queue.name, {})
         processors = [found.get(lease.payload_type) for lease in leases]
         observe.checked_out(leases, processors)
-        self._expect_lease(queue, queue.settings.lease.total_seconds())  # it may be shorter than the last renewal knew
+        self.expect_lease(queue, queue.settings.lease.total_seconds())  # it may be shorter than the last renewal knew
         now, late, expired = clock.monotonic(), False, queue.settings.expired
         jobs, isolated = list[Job](), list[Job]()
         special: dict[Processor, list[Lease]] = {}
         refusals: list[tuple[Lease, Settlement | None]] = []
         for lease, processor in zip(leases, processors, strict=True):
             if lease.lease_seconds is not None:
-                self._expect_lease(queue, lease.lease_seconds)
+                self.expect_lease(queue, lease.lease_seconds)
             late = late or lease.deadline <= now
             refused = refusal(lease, processor, expired) if processor is None or lease.expire_text else None
             if refused is not None or processor is None:

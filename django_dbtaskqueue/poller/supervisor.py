@@ -15,7 +15,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
 from datetime import timedelta
 from itertools import count as counted_from
 from select import select
@@ -104,29 +104,23 @@ class PollerProcess:
     log: threading.Thread | None = None  # that passes its log lines on
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Keeps ``count`` children running ``command`` until a shutdown is requested, or until they have ended."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        count: int,
-        shutdown: ShutdownRequest,
-        *,
-        endless: bool,
-        heartbeat: timedelta,
-        timeout: timedelta,
-        above: Callable[[str], object] | None = None,
-        options_of: Callable[[int], list[str]] = lambda number: [],
-        wear: Wear | None = None,
-    ) -> None:
-        self._wear = wear or Wear()  # after which a child is replaced
+    command: Sequence[str]
+    count: InitVar[int]
+    shutdown: ShutdownRequest
+    _: KW_ONLY
+    endless: bool
+    heartbeat: InitVar[timedelta]
+    timeout: InitVar[timedelta]
+    above: Callable[[str], object] | None = None  # takes the children's log lines; None: they write them themselves
+    options_of: Callable[[int], list[str]] = lambda number: []  # what the child at a place gets besides
+    wear: Wear = field(default_factory=Wear)  # after which a child is replaced
+
+    def __post_init__(self, count: int, heartbeat: timedelta, timeout: timedelta) -> None:
         self._done = PollerSnapshot()  # what the processes did that have ended
-        self._command = list(command)
-        self._above = above  # takes the children's log lines; without it they write to standard error themselves
-        self._options_of = options_of  # returns what the child at a place gets besides
-        self.shutdown = shutdown
-        self._endless = endless
         self._silence_limit = MAX_SILENT_HEARTBEATS * heartbeat.total_seconds()
         self._stop_timeout = (timeout + SHUTDOWN_MARGIN).total_seconds()
         self._deadline = float("inf")
@@ -173,9 +167,9 @@ class Supervisor:
 
     def _retire_if_worn_out(self, child: PollerProcess, pid: int) -> None:
         """Start a successor of a worn-out child, at another place; when it polls, let the child drain and end."""
-        if self.shutdown.level > RUN or child.requested != RUN or not self._endless:
+        if self.shutdown.level > RUN or child.requested != RUN or not self.endless:
             return
-        if child.successor is None and child.polled and self._wear.reached(child.latest.finished, pid):
+        if child.successor is None and child.polled and self.wear.reached(child.latest.finished, pid):
             logger.info("Child %s is replaced after %s tasks", pid, child.latest.finished)
             taken = {each.place for each in self.children}
             child.successor = PollerProcess(next(place for place in counted_from(1) if place not in taken))
@@ -190,16 +184,16 @@ class Supervisor:
             fd = theirs.fileno()
             # A process group of its own: a Ctrl-C at the terminal reaches only the supervisor, and so counts once.
             child.process = subprocess.Popen(
-                [*self._command, *self._options_of(child.place), CHILD_FLAG, str(fd)],
+                [*self.command, *self.options_of(child.place), CHILD_FLAG, str(fd)],
                 pass_fds=[fd],
                 process_group=0,
                 stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE if self._above else None,
+                stderr=subprocess.PIPE if self.above else None,
             )
         child.channel, child.started, child.last_seen, child.partial_snapshot = ours, clock.monotonic(), None, b""
         child.requested, child.killed, child.polled, child.latest = RUN, False, False, PollerSnapshot()
-        if child.process.stderr and self._above:
-            child.log = threading.Thread(target=_relay, args=[child.process.stderr, self._above], daemon=True)
+        if child.process.stderr and self.above:
+            child.log = threading.Thread(target=_relay, args=[child.process.stderr, self.above], daemon=True)
             child.log.start()
         logger.info("Started child %s", child.process.pid)
 
@@ -220,7 +214,7 @@ class Supervisor:
             logger.info("Child %s was replaced: %s", pid, exit_text(code))
         elif self.shutdown.level > RUN:
             child.code = int(code not in (0, -signal.SIGTERM, -signal.SIGINT))  # a signal may come before the handlers
-        elif code == 0 and not self._endless:
+        elif code == 0 and not self.endless:
             child.code = 0
         else:
             self._replace(child, pid, code)
