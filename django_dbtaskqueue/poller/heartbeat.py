@@ -164,8 +164,11 @@ class Heartbeat:
         self.reported_at = clock.monotonic()
 
     def _apply_changes(self, alias: str) -> None:
+        """Bring queues to the settings in force; report what changed, like ``claims: lease=PT5M<PT15M``."""
         queues = [queue for queue in self._poller.queues.values() if queue.port.alias == alias]
-        if applied := apply_overrides(queues, alias):
+        rows = models.Queue.objects.using(alias).filter(pk__in=[queue.name for queue in queues])
+        overrides = dict(rows.values_list("name", "overrides"))
+        if applied := [text for queue in queues for text in _apply(queue, overrides.get(queue.name) or {})]:
             row = models.Poller.objects.using(alias).filter(pk=self._poller.instance)
             row.update(applied_settings="\n".join(applied))
             self._poller.wake("")
@@ -211,13 +214,6 @@ class Heartbeat:
 
 
 # -- operators' settings -----------------------------------------------------------------------------------------------
-
-
-def apply_overrides(queues: list[QueueState], alias: str) -> list[str]:
-    """Bring queues to the settings in force; return what changed, like ``claims: lease=PT5M<PT15M``."""
-    rows = models.Queue.objects.using(alias).filter(pk__in=[queue.name for queue in queues])
-    overrides = dict(rows.values_list("name", "overrides"))
-    return [change for queue in queues for change in _apply(queue, overrides.get(queue.name) or {})]
 
 
 def _apply(queue: QueueState, overrides: dict[str, object]) -> list[str]:
