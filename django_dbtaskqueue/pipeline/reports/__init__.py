@@ -350,27 +350,22 @@ class TaskRows(NamedTuple):
     """Tasks, their failed attempts, and their `transforms.hour_parts`; ``by`` are further columns to group by."""
 
     tasks: DataFrame
-    attempts: DataFrame | None
+    attempts: Any  # a DataFrame; the forecast reads none, and asks for no part of them
     hours: DataFrame
     by: tuple[str, ...] = ()
 
     def part(self, name: str) -> DataFrame:
         """Return one of `REPORT_PARTS`."""
-        match name:
-            case "hours":
-                return T.with_percentiles(self.hours)
-            case "sketches":
-                rows = self.hours.select(*self.by, *REPORT_PARTS[name].columns)
-                return REPORT_PARTS[name].merged(rows, *self.by) if self.by else rows
-            case "minutes":
-                return T.minute_parts(self.tasks, *self.by)
-            case "kinds":
-                return T.kind_parts(self.tasks, *self.by)
-        by = (*self.by, "hour") if self.by else ()
-        assert self.attempts is not None, name  # noqa: S101 -- the forecast reads none, and asks for none of these
-        if name == "failures":
-            return T.failure_clusters(self.tasks, self.attempts, *by)
-        return T.waste_parts(self.attempts, *by)
+        by_hour = (*self.by, "hour") if self.by else ()
+        made = {
+            "hours": lambda: T.with_percentiles(self.hours),
+            "sketches": lambda: REPORT_PARTS[name].merged(self.hours, *self.by) if self.by else self.hours,
+            "minutes": lambda: T.minute_parts(self.tasks, *self.by),
+            "failures": lambda: T.failure_clusters(self.tasks, self.attempts, *by_hour),
+            "waste": lambda: T.waste_parts(self.attempts, *by_hour),
+            "kinds": lambda: T.kind_parts(self.tasks, *self.by),
+        }
+        return made[name]()
 
 
 @dataclass
