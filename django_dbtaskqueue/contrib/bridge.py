@@ -6,8 +6,6 @@ Webhooks; what is signed begins with the method and the path. The first line of 
 the payload, byte for byte as the database of the sender has it.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import re

@@ -15,8 +15,6 @@ which owns ``data/`` and ``password``. If that account cannot reach the folder, 
 and a warning is logged. Nothing else on the machine is changed.
 """
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import hashlib
@@ -117,7 +115,7 @@ class Account:
     entry: pwd.struct_passwd | None = None
 
     @classmethod
-    def choose(cls) -> Account:
+    def choose(cls) -> "Account":
         if os.geteuid() != 0:
             return cls()
         for name in ("postgres", "nobody"):
@@ -189,7 +187,7 @@ class EmbeddedPostgres:
     _pid: int = field(default_factory=os.getpid, repr=False)
 
     @classmethod
-    def start(cls, data_root: Path, *, settings: Mapping[str, str] | None = None) -> EmbeddedPostgres:
+    def start(cls, data_root: Path, *, settings: Mapping[str, str] | None = None) -> "EmbeddedPostgres":
         """Join the server of ``data_root``, after making and starting it if needed; returns when it takes connections.
 
         Safe to call from several processes at once. ``settings`` (postgresql.conf names) count only for the process

@@ -5,8 +5,6 @@ stored: a child of the producer span with a link to it, so each retry is a new s
 processor does is a child of its attempt. Payloads are in no span; error texts are masked.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

@@ -4,8 +4,6 @@ An event has the queue and the task as tags. Payloads and local variables are in
 A schedule that the code declares is a monitor, and each attempt of one of its tasks is a check-in.
 """
 
-from __future__ import annotations
-
 import re
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
@@ -75,7 +73,7 @@ def report() -> None:
     signals.register(_reporter)
 
 
-def _monitor(task: Lease) -> tuple[str, MonitorConfig] | None:
+def _monitor(task: Lease) -> "tuple[str, MonitorConfig] | None":
     """Return the monitor of a task that a schedule in code enqueued: its slug, and when it is expected."""
     found = SCHEDULED_REFERENCE.fullmatch(task.reference or "")
     schedule = declared().get(found[1]) if found else None
@@ -85,7 +83,7 @@ def _monitor(task: Lease) -> tuple[str, MonitorConfig] | None:
     return slug, {"schedule": {"type": "crontab", "value": schedule.cron}, "timezone": schedule.timezone}
 
 
-def _without_secrets(event: Event, hint: Hint) -> Event:
+def _without_secrets(event: "Event", hint: "Hint") -> "Event":
     """Drop the local variables of frames, because payloads are among them, and mask the texts."""
     for error in event.get("exception", {}).get("values", []):
         for frame in (error.get("stacktrace") or {}).get("frames") or ():

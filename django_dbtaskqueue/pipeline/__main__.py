@@ -1,7 +1,5 @@
 """``python -m django_dbtaskqueue.pipeline JOB``, and what ``spark-submit`` is given."""
 
-from __future__ import annotations
-
 import sys
 
 from django_dbtaskqueue.pipeline.command_line import main

@@ -1,7 +1,5 @@
 """The command line of the pipeline's jobs, for ``manage.py runtaskpipeline`` and ``python -m``."""
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import os
@@ -53,7 +51,7 @@ class Face(NamedTuple):
     program: str
     place: tuple[jobs.Argument, ...]
     find_database: Callable[..., Database | None]  # takes the text of each argument of ``place``, or None
-    out: SupportsWrite[str]
+    out: "SupportsWrite[str]"
     err: TextIO
     defaults: Callable[[str, jobs.Options], jobs.Options] = lambda name, given: {}
     render_page: jobs.RenderPage | None = None

@@ -3,8 +3,6 @@
 Spark starts two processes to plan a read, which do not need psycopg: it is imported at its first use.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -60,7 +58,7 @@ class Database:
     location: str = DEFAULT_LOCATION
 
     @classmethod
-    def from_url(cls, url: str) -> Database:
+    def from_url(cls, url: str) -> "Database":
         """Return the database, with the default tables, of a URL like ``DATABASE_URL``. Raises PipelineError."""
         parts = urlsplit(url)
         if parts.scheme in ("postgres", "postgresql"):
@@ -126,12 +124,12 @@ class Database:
             raise self._unusable(error) from None
 
     @contextmanager
-    def open(self) -> Iterator[Link]:
+    def open(self) -> "Iterator[Link]":
         """Connect, as `connect` does, for the statements of ``core.sql``."""
         with closing(self.connect()) as connection:
             yield Link(connection, self.postgresql)
 
-    def connect_arrow(self) -> Connection:
+    def connect_arrow(self) -> "Connection":
         """Return a new ADBC connection to PostgreSQL in autocommit. Raises PipelineError as `connect` does."""
         import adbc_driver_postgresql.dbapi as adbc
 

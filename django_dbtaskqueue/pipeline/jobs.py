@@ -3,8 +3,6 @@
 A command starts a job, or a notebook: ``Report().run(Report.context(lake="lake", since="30d"))``.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -176,12 +174,12 @@ class Context:
     progress: Progress = silent
     render_page: RenderPage | None = None
     session: Mapping[str, Any] = field(default_factory=dict)  # arguments of spark_session()
-    started: SparkSession | None = None
-    state: State | None = None  # of database and lake, for all that the job reads
+    started: "SparkSession | None" = None
+    state: "State | None" = None  # of database and lake, for all that the job reads
     damaged: list[str] = field(default_factory=list)  # what is wrong with each file of the lake that was left out
 
     @property
-    def spark(self) -> SparkSession:
+    def spark(self) -> "SparkSession":
         """The Spark session. The first use starts it."""
         if self.started is None:
             self.progress("starting Spark", 0, 0)
@@ -219,7 +217,7 @@ class Job:
     @classmethod
     def context(
         cls, *, database: Database | str | None = None, lake: str | os.PathLike[str] | None = None,
-        spark: SparkSession | None = None, dry_run: bool = False,
+        spark: "SparkSession | None" = None, dry_run: bool = False,
         progress: Progress = silent, render_page: RenderPage | None = None, **options: Any,
     ) -> Context:  # fmt: skip
         """Return a context for this job, with defaults for the options not given. Raises JobOptionError."""

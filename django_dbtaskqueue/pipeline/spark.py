@@ -8,8 +8,6 @@ A JVM writes the classes it loaded into an archive when it ends; later ones map 
 header is written last, so that a part of an archive is never used. An error here only costs time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -78,7 +76,7 @@ LOCAL_SPARK_DEFAULTS = {
 def spark_session(
     *, master: str | None = None, app_name: str = "dbtaskqueue", memory: str = "1g",
     conf: Mapping[str, str] | None = None, short: bool = False,
-) -> SparkSession:  # fmt: skip
+) -> "SparkSession":  # fmt: skip
     """Return the running session, else start one on ``master`` with ``memory`` for the driver.
 
     Without ``master`` it is that of ``spark-submit``, else that of ``spark-defaults.conf``, else this machine. In a
@@ -136,7 +134,7 @@ def _default_master() -> str:
 class Cached(ExitStack):
     """DataFrames that Spark holds until the block ends."""
 
-    def hold(self, frame: DataFrame) -> DataFrame:
+    def hold(self, frame: "DataFrame") -> "DataFrame":
         self.callback(frame.unpersist)
         return frame.persist()
 
@@ -448,7 +446,7 @@ def is_interrupt(error: BaseException) -> bool:
     return any(isinstance(one, KeyboardInterrupt) for one in chain)
 
 
-def without_sketch_warning(session: SparkSession) -> None:
+def without_sketch_warning(session: "SparkSession") -> None:
     """Keep Spark's JVM from printing, at its first sketch, limits of memory outside the heap, which it does not use."""
     with suppress(Exception):  # a name inside Spark, which another version may not have
         java = session._jvm.java  # type: ignore[union-attr]

@@ -4,8 +4,6 @@ Spark's workers import this module before Django is set up there, so it imports 
 here; ``work`` processes and settles them. ``SparkExecutor`` is resolved on first use.
 """
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ partition of the other. The workers settle the tasks, and an answer only reports
 a partition, or never answers, each task is still completed once, under its lease.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import pickle
@@ -123,7 +121,7 @@ class SparkExecutor:
         wanted = 0 if self._mean is None else int(SPARK_JOB_TARGET_S * self._cores / self._mean)
         return max(2 * self._cores, min(MAX_SPARK_JOB_TASKS, wanted))
 
-    def _session(self) -> SparkSession:
+    def _session(self) -> "SparkSession":
         """Return Spark's session; a new one if the last has ended, because its master was gone for long."""
         with self._starting:
             if self._spark is not None and _has_ended(self._spark):
@@ -223,14 +221,14 @@ class SparkExecutor:
         return not self._ended.is_set() and self._spark is not None and not _has_ended(self._spark)
 
 
-def _has_ended(spark: SparkSession) -> bool:
+def _has_ended(spark: "SparkSession") -> bool:
     try:  # its master was gone for long, or its JVM died
         return bool(spark.sparkContext._jsc.sc().isStopped())
     except Exception:
         return True
 
 
-def _stop(spark: SparkSession) -> None:
+def _stop(spark: "SparkSession") -> None:
     """Stop a session, so that this process can start a new one."""
     try:
         spark.stop()

@@ -13,8 +13,6 @@ The files are in a local folder, or in an object store, which ``deltalake`` give
 in the environment, or takes the role of the machine. No key is part of a URL, a log, a row or the text of an error.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -97,7 +95,7 @@ class Lake:
         self.root = self.store.root  # its absolute path, or its URL
 
     @classmethod
-    def at(cls, path: str | os.PathLike[str], *, create: bool = False) -> Lake:
+    def at(cls, path: str | os.PathLike[str], *, create: bool = False) -> "Lake":
         """Return the lake in a local folder (a path or a ``file:`` URL) or in an object store (``s3://BUCKET/FOLDER``).
 
         ``create`` makes a lake, and adds new columns to the tables of an old one. Raises LakeError.
@@ -149,7 +147,7 @@ class Lake:
         rows = pa.table(self.delta(table, version).get_add_actions(flatten=True)).sort_by("path").to_pylist()
         return [DataFile(table, row["path"], row["num_records"], row["size_bytes"]) for row in rows]
 
-    def counted(self, table: str, state: State, since: date | None = None) -> list[DataFile]:
+    def counted(self, table: str, state: "State", since: date | None = None) -> list[DataFile]:
         """Return the files of a table that count in a state, of the days since one."""
         first = since.isoformat() if since else ""
         files = self.files(table, state.versions[table])
@@ -250,7 +248,7 @@ def of_each(read: Callable[[DataFile], Found], files: Iterable[DataFile], damage
 
 def read_lake(
     spark: SparkSession, path: str | os.PathLike[str], *,
-    table: str = "tasks", database: Database | None = None, state: State | None = None,
+    table: str = "tasks", database: Database | None = None, state: "State | None" = None,
     since: date | None = None, damaged: list[str] | None = None,
 ) -> DataFrame:  # fmt: skip
     """Return the lake's ``tasks`` (or ``attempts``, or ``finished``), each row once, with columns of this version.

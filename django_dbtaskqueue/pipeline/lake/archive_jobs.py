@@ -13,8 +13,6 @@ If a run is killed before the end, nothing has left the database. The next run r
 published, abandons the batch, and archives its tasks again.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections import Counter
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ deletes the rows of the database and ends with the commit of the lake's ``tasks`
 that are left by their references. At last the summaries of changed days and the replaced files are deleted.
 """
 
-from __future__ import annotations
-
 import getpass
 import json
 import uuid

@@ -4,8 +4,6 @@ A Spark task reads its slice of the database, writes it, reads each file again a
 Arrow from the database to the file, past the JVM: that takes a third of the work.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import io
@@ -90,7 +88,7 @@ class Batches:
 
     @classmethod
     @contextmanager
-    def locked(cls, database: Database) -> Iterator[Batches]:
+    def locked(cls, database: Database) -> "Iterator[Batches]":
         """Hold the database's lock of the archive. Raises PipelineError at once if another archive holds it."""
         with database.open() as link, ExitStack() as ends:
             batches, taken = cls(database, link), False

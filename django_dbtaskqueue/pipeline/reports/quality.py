@@ -1,7 +1,5 @@
 """The job ``check``: finds faults in the tasks of database and lake. ``archive`` applies its rules too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import reduce
 

@@ -1,7 +1,5 @@
 """The job ``report``: how well the queues are served, from the database, its history and the lake."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext

@@ -5,8 +5,6 @@ The functions ``…_parts`` return what adds up: the parts of some tasks and tho
 of tasks taken once) and the runs (last start to end).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 

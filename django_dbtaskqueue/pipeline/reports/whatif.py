@@ -1,7 +1,5 @@
 """The job ``whatif``: history replayed by a simulation of discrete events: the same tasks give the same waits."""
 
-from __future__ import annotations
-
 import heapq
 import json
 import math

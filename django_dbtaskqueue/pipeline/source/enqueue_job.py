@@ -5,8 +5,6 @@ change values: a backslash escapes quotes, all lines of JSON get one type, bytes
 end at the first bad row, and know no line numbers. Here a row that cannot be read has a ``fault``.
 """
 
-from __future__ import annotations
-
 import csv
 import glob
 import io
@@ -290,7 +288,7 @@ class Load(NamedTuple):
     done: Mapping[int, re.Match[str]]  # the ledger's entry of each finished chunk
 
     @classmethod
-    def of(cls, context: Context, tasks: DataFrame) -> Load:
+    def of(cls, context: Context, tasks: DataFrame) -> "Load":
         """Return the load, with what earlier runs have done. Raises PipelineError if rows of that have changed."""
         prefix, database = f"enqueue {context.options['resume']} /", context.need_database()
         with database.open() as link:
@@ -357,7 +355,7 @@ class Files:
     columns: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, paths: Sequence[str], kind: str | None, options: Mapping[str, str]) -> Files:
+    def of(cls, paths: Sequence[str], kind: str | None, options: Mapping[str, str]) -> "Files":
         """Return what these paths, folders and patterns name. Raises JobOptionError for what cannot be read."""
         names = tuple(name for path in paths for name in found(path))
         kind = kind or guessed(names)

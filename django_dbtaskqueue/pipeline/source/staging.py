@@ -5,8 +5,6 @@ answer it got: a retry, a speculative attempt or a lost executor never adds a ro
 a staging table; see `sweep_staging`.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import sqlite3
@@ -259,7 +257,7 @@ class Plan(NamedTuple):
     def sql(self) -> StagingStatements:
         return StagingStatements(self.database.tables, self.database.dialect, self.table)
 
-    def params(self, parts: Sequence[Part]) -> Params:
+    def params(self, parts: "Sequence[Part]") -> Params:
         return {"attempts": self.database.dialect.array([part.attempt for part in parts])}
 
 

@@ -1,7 +1,5 @@
 """The reader behind ``spark.readStream``, and the registration of streams that read the events of finished tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
