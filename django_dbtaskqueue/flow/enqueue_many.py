@@ -22,14 +22,14 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import codecs
-from django_dbtaskqueue.core.columns import OPTIONS, InsertOptions, TaskOptions
+from django_dbtaskqueue.core.columns import OPTIONS, OWN_COLUMNS, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import enqueue_hook
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.core.json import dumps_many, short_repr
 from django_dbtaskqueue.core.sql.enqueue import REPLACE
 from django_dbtaskqueue.core.unique import UniqueRule
-from django_dbtaskqueue.db.session import Session, aliases_of, asynchronous, model_for
-from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.db.session import Session, aliases_of, asynchronous, model_for, model_of
+from django_dbtaskqueue.flow import placement, usage
 from django_dbtaskqueue.flow.dependencies import related_of
 from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, ON_DUPLICATE, joined, row_of
 from django_dbtaskqueue.flow.insert import Batch, Insert, UniformRows, Written, as_rows
@@ -252,15 +252,17 @@ class Chunks:
                 if self.rule is not None and row["reference_number"] is None:
                     apply_rule(self.rule, row)
                     row[DERIVED] = True
+                alias = self.aliases[0]
+                if len(self.aliases) > 1:
+                    alias = route(self.settings, row["reference_number"], task.payload)
+                if row[OWN_COLUMNS]:
+                    placement.own_columns(Session.on(alias, model_of(self.settings)), row)
             except EnqueueError as error:
                 named = _named(index, error)
                 if self.rejections is None:
                     raise named from None
                 self.rejections.append(Rejection(index, task.reference, named))
                 continue
-            alias = self.aliases[0]
-            if len(self.aliases) > 1:
-                alias = route(self.settings, row["reference_number"], task.payload)
             yield alias, row
 
 

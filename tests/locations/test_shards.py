@@ -58,6 +58,8 @@ def test_a_router_decides_by_payload(settings: Any) -> None:
     spread(settings, router=lambda *_: "moon")
     with pytest.raises(EnqueueError, match=r"'moon'.*default, sqlite"):
         enqueue("spread", "c")
+    report = enqueue_many("spread", [("c", 1)], on_invalid="reject")
+    assert (report.enqueued, str(report.rejections[0].error)[:8]) == (0, "items[0]")
 
 
 def test_a_producer_fails_over_to_the_next_shard(settings: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -156,6 +156,14 @@ def test_many_tasks_with_and_without_own_values(alias: str) -> None:
     assert parcels(alias).get(reference="p3").weight == 9
 
 
+def test_a_value_that_no_own_column_can_hold_is_rejected_alone(alias: str) -> None:
+    items = [{"columns": {"weight": 3}}, {"columns": {"weight": "heavy"}}, {"columns": {"weight": 5}}]
+    with pytest.raises(EnqueueError, match=r"^items\[1\]: columns: weight='heavy' cannot be stored"):
+        enqueue_many("parcels", items, using=alias)
+    report = enqueue_many("parcels", items, on_invalid="reject", using=alias)
+    assert (report.enqueued, [one.index for one in report.rejections]) == (2, [1])
+
+
 def test_a_time_in_an_own_column_keeps_its_microseconds() -> None:
     for value in (datetime(2026, 1, 31, 5, 0, 0, 123456, tzinfo=UTC), time(5, 0, 0, 123456)):
         assert json.loads(json.dumps(value, cls=OwnValueEncoder)) == value.isoformat()
