@@ -166,8 +166,7 @@ def ask(
 ) -> HttpResponse:
     """Return the confirmation page. It posts to the same address, with the same selection.
 
-    It shows ``sentences`` (what would happen), ``items`` (the first of the rows; ``unnamed``: there are more), and no
-    button if nothing is ``possible``.
+    It shows ``sentences`` (what would happen), ``items`` (the first rows; ``unnamed``: more), a button if ``possible``.
     """
     context = {
         **frame_of(page, request),

@@ -347,8 +347,7 @@ def entry_of(route: Route) -> Entry:
 def identified(answer: Answerer) -> Entry:
     """Return a view that knows its caller; None is nobody.
 
-    With a token the request acts for the token's user, and cookies are ignored. Without one it acts for the session's
-    user, and CSRF is checked.
+    With a token the request acts for its user, and cookies are ignored; else for the session's, and CSRF is checked.
     """
 
     def with_session(request: HttpRequest, **parts: Any) -> HttpResponseBase:

@@ -286,10 +286,7 @@ class Lease:
         return self.journal
 
     def result_of(self, settlement: outcomes.Settlement | None) -> outcomes.Settlement | outcomes.Lost | None:
-        """Return what became of it once ``settlement`` was to be stored; None of a processor that settles by itself.
-
-        None if that is not known here.
-        """
+        """Return what became of it once ``settlement`` (None: the code's own) was to be stored; None: unknown."""
         if self.lost and not self.settled:
             return outcomes.Lost(self.lost)
         return self.outcome if settlement is None or self.settled else settlement

@@ -128,8 +128,7 @@ def is_masked(key: str) -> bool:
 def masked_text(text: str, rules: "Rules | None" = None) -> str:
     """Return a text, such as a traceback, without the values of secret keys and the passwords in addresses.
 
-    ``password=x``, ``password: x``, ``"password": "x"``, ``--password x``, ``Authorization: Bearer x``. ``rules`` are
-    those of another process.
+    ``password=x``, ``"password": "x"``, ``--password x``, ``Authorization: Bearer x``. ``rules``: other ones.
     """
     rules = current_rules() if rules is None else rules
     plain = text.translate(PLAIN_ASCII)

@@ -91,8 +91,7 @@ class ScanCursor:
     def begins_with_full_scan(self, now: float) -> bool:
         """Whether the next checkout is a full scan.
 
-        A full scan that is due lets one checkout after the watermarks go first: a task that was just enqueued into a
-        quiet queue does not wait for it.
+        One that is due lets one checkout after the watermarks go first, so that a new task of a quiet queue is taken.
         """
         if not self.watermarks:
             return self.allows_full_scan(now)

@@ -49,8 +49,7 @@ def count_calls(
 ) -> None:
     """Once the current transaction commits, count calls and tell the signal's receivers.
 
-    ``wake(alias, vendor, queue)`` is called first if there may be somebody to wake. Without autocommit nothing happens,
-    as in ``db.notify.on_commit``.
+    ``wake(alias, vendor, queue)`` is called first if somebody may be there. Without autocommit as ``on_commit``.
     """
     alias, vendor, database = connection.alias, connection.vendor, str(connection.settings_dict["NAME"])
 

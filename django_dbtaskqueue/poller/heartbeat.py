@@ -339,8 +339,7 @@ class ScheduleJob:
 class PeriodicThread(WatchedThread):
     """Runs jobs from ``start`` to ``stop`` on one thread, with its own Django connections. An exception never ends it.
 
-    A database that is away is logged once, by the first job that notices; every other kind of failure once for each
-    job, with its traceback.
+    A database that is away is logged once, by the first job that notices; any other failure once a job, with traceback.
     """
 
     def __init__(

@@ -487,8 +487,7 @@ def _ids(rows: Rows) -> list[int]:
 def _of_window(rows: Rows, ids: list[int]) -> Rows:
     """Return those of ``rows`` in a window: all that lie between its ends.
 
-    PostgreSQL takes as long to plan an array of 20,000 ids as to read their rows. Where many rows of others lie between
-    them, the array is still faster.
+    PostgreSQL plans an array of 20,000 ids as long as it reads the rows. Between many rows of others it is faster.
     """
     if not ids or abs(ids[0] - ids[-1]) >= MAX_IDS_PER_WINDOW_ROW * len(ids):
         return _only(rows, ids)

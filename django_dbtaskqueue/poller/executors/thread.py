@@ -126,8 +126,7 @@ def _spared(outcomes: Sequence[Outcome | Settlement | None]) -> tuple[list[Any],
 def tidy(*, doubtful: bool = False) -> None:
     """Close each connection that would harm the next task: in an open transaction, after an error, too old.
 
-    ``doubtful``: each, because the call failed by one, or has changed a session. How that was before, only the project
-    knows.
+    ``doubtful``: each, because the call failed by one, or changed a session. Only the project knows how that was.
     """
     if _opened.changed:
         _list_connections()
