@@ -50,30 +50,16 @@ class Waiting:
         return await blocking.await_result(cast("AbstractTask", self), timeout)
 
 
-class TaskQuerySet(models.QuerySet["T"]):
-    """Tasks, and the operator's verbs over a selection of them.
+class TaskSelection:
+    """The operator's verbs over a selection of tasks, which is a queryset or the manager ``Task.objects``.
 
     Each verb is atomic, changes only rows whose status allows it, and returns the number of rows changed.
     """
 
-    def due(self) -> TaskQuerySet[T]:
-        """Tasks a checkout could take now, in ready order: due, attempts left, and not under a live lease."""
-        return self.filter(
-            ready_time__lte=Now(), next_process_time__lte=Now(), attempt__lt=models.F("max_attempts")
-        ).order_by("priority", "ready_time", "id")
-
-    def stale(self) -> TaskQuerySet[T]:
-        """Tasks whose lease ran out: the next checkout takes them, or rescue ends them if no attempt is left."""
-        return self.filter(status=Status.PROCESSING, next_process_time__lte=Now())
-
-    def finished(self) -> TaskQuerySet[T]:
-        """Tasks in a terminal status."""
-        return self.filter(status__in=TERMINAL)
-
     def _change(self, verb: str) -> int:
         from django_dbtaskqueue.flow import move
 
-        return move.change_statuses(self, verb)
+        return move.change_statuses(cast("Any", self), verb)
 
     def reprocess(self) -> int:
         """ERROR → CREATED, due now, with a new budget of attempts."""
@@ -91,7 +77,7 @@ class TaskQuerySet(models.QuerySet["T"]):
         """POISON → CREATED for at most ``n`` tasks, the oldest first."""
         from django_dbtaskqueue.flow import move
 
-        return move.kick(self, n)
+        return move.kick(cast("Any", self), n)
 
     def cancel(self) -> int:
         """CREATED or PROCESSING → POISON. A running task loses its lease, and its poller tells it to stop."""
@@ -113,12 +99,30 @@ class TaskQuerySet(models.QuerySet["T"]):
         """Move finished tasks of that age or older to the history, or delete and count them (``to="delete"``)."""
         from django_dbtaskqueue.flow import retention
 
-        return retention.housekeep(self, older_than=older_than, statuses=statuses, to=to)
+        return retention.housekeep(cast("Any", self), older_than=older_than, statuses=statuses, to=to)
+
+
+class TaskQuerySet(TaskSelection, models.QuerySet["T"]):
+    """Tasks, and the operator's verbs over a selection of them."""
+
+    def due(self) -> TaskQuerySet[T]:
+        """Tasks a checkout could take now, in ready order: due, attempts left, and not under a live lease."""
+        return self.filter(
+            ready_time__lte=Now(), next_process_time__lte=Now(), attempt__lt=models.F("max_attempts")
+        ).order_by("priority", "ready_time", "id")
+
+    def stale(self) -> TaskQuerySet[T]:
+        """Tasks whose lease ran out: the next checkout takes them, or rescue ends them if no attempt is left."""
+        return self.filter(status=Status.PROCESSING, next_process_time__lte=Now())
+
+    def finished(self) -> TaskQuerySet[T]:
+        """Tasks in a terminal status."""
+        return self.filter(status__in=TERMINAL)
 
 
 if TYPE_CHECKING:
 
-    class _Manager(models.Manager[T]):
+    class _Manager(TaskSelection, models.Manager[T]):
         """What ``from_queryset`` makes, as type checkers without Django's plugin must be told."""
 
         def get_queryset(self) -> TaskQuerySet[T]: ...
@@ -131,17 +135,6 @@ if TYPE_CHECKING:
         def due(self) -> TaskQuerySet[T]: ...
         def stale(self) -> TaskQuerySet[T]: ...
         def finished(self) -> TaskQuerySet[T]: ...
-        def reprocess(self) -> int: ...
-        def mark_poison(self) -> int: ...
-        def unpoison(self) -> int: ...
-        def kick(self, n: int) -> int: ...
-        def cancel(self) -> int: ...
-        def run_now(self) -> int: ...
-        def release_all(self) -> int: ...
-        def purge(self) -> int: ...
-        def housekeep(
-            self, *, older_than: timedelta, statuses: Iterable[str] = TERMINAL, to: str = "history"
-        ) -> int: ...
 
 else:
     _Manager = models.Manager.from_queryset(TaskQuerySet)
