@@ -88,18 +88,11 @@ class Deadline:
                 return
             self._since = 0.0
             self._limit, self._calm_at = min(2 * self._limit, MAX_ANSWER_TIMEOUT_S), monotonic() + CALM_S
-            if _shut_down(self._connection):
+            with suppress(Exception):  # it has just been closed, or is still being made: that has a timeout of its own
+                with socket.fromfd(_fileno(self._connection), socket.AF_INET, socket.SOCK_STREAM) as twin:
+                    twin.shutdown(socket.SHUT_RDWR)
                 alias, seconds = self._connection.alias, format_seconds(waited)
                 logger.warning("Database %s gave no answer for %s: connecting again", alias, seconds)
-
-
-def _shut_down(connection: BaseDatabaseWrapper) -> bool:
-    """End a psycopg connection from another thread than its own; return whether it was open."""
-    with suppress(Exception):  # it has just been closed, or is still being made: that has a timeout of its own
-        with socket.fromfd(_fileno(connection), socket.AF_INET, socket.SOCK_STREAM) as twin:
-            twin.shutdown(socket.SHUT_RDWR)
-        return True
-    return False
 
 
 def bound_waits(connection: BaseDatabaseWrapper, *, pool: bool = True) -> None:
