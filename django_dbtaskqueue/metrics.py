@@ -93,15 +93,10 @@ class FailureCounter(MinuteCounter[Failures]):
     def _append(self, session: Session, counts: Mapping[CountKey, Failures]) -> datetime:
         with session.atomic():
             minute = super()._append(session, counts)
+            seen = {"release": conf.settings().release, "first_seen": minute, "last_seen": minute}
             FailureGroup.objects.using(session.connection.alias).bulk_create(
-                [
-                    FailureGroup(
-                        fingerprint=key.name, queue=key.queue, error_type=kind.error_type, frame=kind.frame,
-                        message=kind.message, newest=kind.newest, release=conf.settings().release,
-                        first_seen=minute, last_seen=minute,
-                    )
-                    for key, (kind, _number) in sorted(counts.items())  # rows are locked in one order everywhere
-                ],
+                # Rows are locked in one order everywhere.
+                [FailureGroup(queue=key.queue, **kind._asdict(), **seen) for key, (kind, _) in sorted(counts.items())],
                 update_conflicts=True, unique_fields=["fingerprint"], update_fields=["last_seen", "newest"],
             )  # fmt: skip
         return minute
@@ -135,9 +130,6 @@ class Collector:
                 self.outcomes.add(key, sums)  # the last to have the sums: it changes them
         except Exception:
             logger.exception("Attempts of %s were not counted", queue)
-
-    def aliases(self) -> set[str]:
-        return self.outcomes.aliases() | self.failures.aliases()
 
     def store(self, alias: str) -> None:
         """Append what was counted on one database, on the calling thread's connection. Raises its errors."""

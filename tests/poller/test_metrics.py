@@ -86,7 +86,7 @@ def test_what_could_not_be_stored_is_kept() -> None:
     metrics.add("nowhere", "counted", [ended(Complete()), ended(Poison())])
     with pytest.raises(Exception, match="nowhere"):
         metrics.store("nowhere")
-    assert metrics.aliases() == {"nowhere"}
+    assert metrics.outcomes.aliases() == {"nowhere"}
     assert metrics.outcomes.pending()[CountKey("nowhere", "outcome", "counted", "completed")].count == 1
 
 
