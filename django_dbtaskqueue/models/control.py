@@ -14,16 +14,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_dbtaskqueue.models.readable import (
-    JsonField,
-    NumberedRow,
-    TimeField,
-    as_list,
-    index,
-    readable,
-    row_check,
-    unique,
-)
+from django_dbtaskqueue.models.readable import JsonField, NumberedRow, TimeField, index, readable, row_check, unique
 
 MISSED_HEARTBEATS = 3  # after which a poller does not count as alive
 # Of a queue's row: a pause is in effect.
@@ -117,12 +108,6 @@ class Poller(models.Model):
 def queue_names_in(reported: Iterable[object]) -> list[str]:
     """Return the names of the queues in ``Poller.queues``: a list of names, or of names with weights."""
     return [str(one.get("queue")) if isinstance(one, dict) else str(one) for one in reported]
-
-
-def payload_types_in(reported: Iterable[object], queue: str) -> list[str]:
-    """Return the payload types of one queue in ``Poller.queues``; none where SQL wrote another value."""
-    served = [one for one in reported if isinstance(one, dict) and one.get("queue") == queue]
-    return [str(name) for one in served for name in as_list(one.get("types"))]
 
 
 MISSED_POLICIES = (

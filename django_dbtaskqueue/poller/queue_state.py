@@ -26,7 +26,7 @@ from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.run import Processor, is_without_handler
 from django_dbtaskqueue.models import AbstractTask, Poller
-from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, payload_types_in
+from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
 from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.poller.executors import Executor
 
@@ -288,6 +288,12 @@ def find_foreign_types(session: Session, queue: QueueState, types: Iterable[str]
     queue.foreign_types = frozenset(
         name for name in types if name in served and registry.find(queue.name, name or None) is None
     )
+
+
+def payload_types_in(reported: Iterable[object], queue: str) -> list[str]:
+    """Return the payload types of one queue in ``Poller.queues``; none where SQL wrote another value."""
+    served = [one for one in reported if isinstance(one, dict) and one.get("queue") == queue]
+    return [str(name) for one in served for name in as_list(one.get("types"))]
 
 
 def reports_of_others(session: Session, instance: str) -> list[list[Any]]:
