@@ -17,7 +17,7 @@ from django_dbtaskqueue.core.exceptions import UnknownQueue, dotted, near_match
 from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db.session import alias_for
-from django_dbtaskqueue.flow.middleware import Middleware
+from django_dbtaskqueue.flow.middleware import Call, Middleware
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.run import Processor
 
@@ -101,12 +101,7 @@ def processor(
 
 
 def register(
-    queue: str,
-    function: Callable[..., object],
-    *,
-    payload: type | None = None,
-    row_type: str | None = None,
-    **options: Any,
+    queue: str, function: Call, *, payload: type | None = None, row_type: str | None = None, **options: Any
 ) -> Processor:
     """Register a processor by a call, at any time and from any thread. Tasks that waited for it are taken at once.
 

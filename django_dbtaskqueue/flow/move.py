@@ -20,16 +20,9 @@ from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENTS
 from django_dbtaskqueue.core.states import BY_VERB, CREATED, PROCESSING, SIGNAL, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import dependencies, usage
+from django_dbtaskqueue.flow import dependencies, selection, usage
 from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
-from django_dbtaskqueue.flow.selection import (
-    Tasks,
-    as_filterable,
-    base_rows,
-    delete_and_count,
-    void_signals,
-    with_row_locks,
-)
+from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, with_row_locks
 from django_dbtaskqueue.models import AbstractTask
 
 ROWS_PER_PUT_BACK = 100  # rows in one statement of ``set_back``
@@ -178,7 +171,7 @@ def _change(
     if verb == "move":
         groups = _with_entered(groups, given)
     elif verb == "edit":
-        void_signals(table.model, table.db, ids)
+        selection.void_signals(table.model, table.db, ids)
     _count(table, call or CALLS.get(verb, verb), rows)
     if target in TERMINAL:
         dependencies.sweep_after_commit(_session(table))

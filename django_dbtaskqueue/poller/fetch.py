@@ -19,14 +19,7 @@ from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, SkipLocked, n
 from django_dbtaskqueue.flow.run import Processor, refusal
 from django_dbtaskqueue.poller import queue_state
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
-from django_dbtaskqueue.poller.free_slots import (
-    Capacity,
-    equal_limits,
-    free_calls,
-    free_slots,
-    processor_slots,
-    share_of,
-)
+from django_dbtaskqueue.poller.free_slots import Capacity, free_calls, free_slots, limits_key, processor_slots, share_of
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
 MAX_QUEUES_PER_STATEMENT = 50
@@ -102,7 +95,7 @@ class Fetcher:
         for queue in due:
             if blocked and not blocked.isdisjoint(queue.placement.executors):
                 continue
-            key = equal_limits(queue, self.capacity) if len(due) > 1 else None
+            key = limits_key(queue, self.capacity) if len(due) > 1 else None
             if key in full:
                 continue
             free = free_slots(queue, self.capacity)
@@ -136,7 +129,7 @@ class Fetcher:
         Each has free slots for the whole batch, so it does not matter how many tasks each of them gives. A queue that
         probably fills the batch is served alone.
         """
-        key = equal_limits(first, self.capacity)
+        key = limits_key(first, self.capacity)
         if key is None or first.likely_ready >= asked:
             return
         port, lease, executor = first.port, first.settings.lease, first.placement.executor
@@ -148,7 +141,7 @@ class Fetcher:
                 continue
             if queue.placement.executor is not executor:  # another queue may have its turn there
                 continue
-            key = equal_limits(queue, self.capacity)
+            key = limits_key(queue, self.capacity)
             if key not in has_slots:
                 has_slots[key] = free_slots(queue, self.capacity, shared=True) >= asked
             if has_slots[key]:

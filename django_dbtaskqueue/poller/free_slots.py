@@ -225,7 +225,7 @@ def free_calls(processor: Processor | None, executors: Executors) -> int | None:
     return processor.concurrency + buffer - taken
 
 
-def equal_limits(queue: QueueState, capacity: Capacity) -> Hashable | None:
+def limits_key(queue: QueueState, capacity: Capacity) -> Hashable | None:
     """Return a key: queues with the same key have the same ``free_slots(shared=True)``. None for a queue of its own."""
     executor = queue.placement.executor
     if executor is None or queue.settings.concurrency is not None or queue.limiter is not None:

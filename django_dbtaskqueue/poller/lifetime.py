@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 RUN, RETIRE, DRAIN, CANCEL = range(4)  # to retire is to drain without a deadline: another process takes over
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-REQUEST_POLL_INTERVAL_S = 0.1
+REQUEST_POLL_S = 0.1
 CANCEL_GRACE_S = 1.0  # time that cancelled tasks get to end
 
 
@@ -112,7 +112,7 @@ def _wait_for_end(
 ) -> tuple[list[str], float]:
     """Pass requests on until the loop ends or must be left; return threads that ended too early, and the deadline."""
     ended, done, deadline = list[str](), RUN, float("inf")
-    while not poller.wait(REQUEST_POLL_INTERVAL_S) and clock.monotonic() < deadline:
+    while not poller.wait(REQUEST_POLL_S) and clock.monotonic() < deadline:
         on_tick(poller)
         if not ended and (ended := ended_threads(poller, heartbeat)):
             deadline = clock.monotonic() + timeout
@@ -140,7 +140,7 @@ def _wait_for_threads(poller: Poller, shutdown: ShutdownRequest, deadline: float
     while poller.running() and clock.monotonic() < deadline:
         if shutdown.level == CANCEL and clock.monotonic() > began + CANCEL_GRACE_S:
             break
-        clock.wait(threading.Event(), REQUEST_POLL_INTERVAL_S)
+        clock.wait(threading.Event(), REQUEST_POLL_S)
 
 
 def _left(poller: Poller) -> list[str]:
@@ -232,9 +232,6 @@ class StatusLine:
             self._past.popleft()
         since, before = self._past[0]
         return max(0, finished - before) / (now - since) if now > since else 0.0
-
-
-# -- opening and closing lines -----------------------------------------------------------------------------------------
 
 
 def opening(poller: Poller) -> Iterator[str]:

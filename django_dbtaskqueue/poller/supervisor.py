@@ -26,14 +26,7 @@ from django.utils import autoreload
 from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock, format_seconds, next_pause
 from django_dbtaskqueue.poller.executors.process import Wear, exit_text, kill_group
-from django_dbtaskqueue.poller.lifetime import (
-    DRAIN,
-    REQUEST_POLL_INTERVAL_S,
-    RETIRE,
-    RUN,
-    PollerSnapshot,
-    ShutdownRequest,
-)
+from django_dbtaskqueue.poller.lifetime import DRAIN, REQUEST_POLL_S, RETIRE, RUN, PollerSnapshot, ShutdownRequest
 
 CHILD_BOOT_TIMEOUT_S = 60.0  # until the first sign of life of a child that loads a large project
 MAX_SILENT_HEARTBEATS = 3  # after this many heartbeats without a sign of life a child is killed
@@ -130,7 +123,7 @@ class Supervisor:
         """Supervise until every child has ended for good; return the worst exit code of the last ones."""
         while any(child.code is None for child in self.children):
             channels = {child.channel: child for child in self.children if child.channel is not None}
-            for channel in select(list(channels), [], [], REQUEST_POLL_INTERVAL_S)[0]:  # a sign of life may wait there
+            for channel in select(list(channels), [], [], REQUEST_POLL_S)[0]:  # a sign of life may wait there
                 self._receive(channels[channel])
             for child in self.children[:]:
                 if child.code is None:
@@ -334,7 +327,7 @@ def run_parent(command: Sequence[str], shutdown: ShutdownRequest) -> int:
             return abs(code)
         logger.error("The poller ended with exit code %s. It is started again when a file changes", code)
         while shutdown.level == RUN and files == dict(autoreload.StatReloader().snapshot_files()):
-            clock.wait(threading.Event(), REQUEST_POLL_INTERVAL_S * 10)
+            clock.wait(threading.Event(), REQUEST_POLL_S * 10)
         if shutdown.level > RUN:
             return code
 
