@@ -69,7 +69,7 @@ def describe(error: BaseException | str, queue: str) -> dict[str, str]:
     return {
         "error_type": clean(name)[:200],
         "message": clean(masked_text(message[: 4000 + MASKED_AROUND]))[:4000],
-        "traceback": json_payload.tail_bytes(frames, TRACEBACK_BYTES) or "",
+        "traceback": json_payload.tail_bytes(frames, TRACEBACK_BYTES),
         "failure_key": signature_of(error, queue).fingerprint,
     }
 

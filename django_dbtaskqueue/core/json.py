@@ -326,17 +326,13 @@ def clean_text(text: str) -> str:
     return ODD.sub("\ufffd", text)
 
 
-def cut_bytes(text: str | None, limit: int = 4000) -> str | None:
+def cut_bytes(text: str, limit: int = 4000) -> str:
     """Return the start of ``clean_text(text)``, at most ``limit`` bytes of UTF-8, never cut inside a character."""
-    if text is None:
-        return None
     return clean_text(text[:limit]).encode()[:limit].decode(errors="ignore")
 
 
-def tail_bytes(text: str | None, limit: int = 4000) -> str | None:
+def tail_bytes(text: str, limit: int = 4000) -> str:
     """Return the end of ``clean_text(text)``, at most ``limit`` bytes of UTF-8, never cut inside a character."""
-    if text is None:
-        return None
     raw = clean_text(text[max(len(text) - limit, 0) :]).encode()
     return raw[max(len(raw) - limit, 0) :].decode(errors="ignore")
 
