@@ -75,7 +75,7 @@ class Heartbeat:
         self._poller = poller
         self._background = background_jobs(poller.aliases, poller.settler.metrics)
         self._sweep_missing_after: dict[tuple[str, type], int] = {}  # by alias and model
-        self._jobs = PeriodicThread(
+        self.jobs = PeriodicThread(  # those that the poller cannot do without
             "Heartbeat and rescue",
             "dbtaskqueue-heartbeat",
             self._all_jobs(),
@@ -83,22 +83,15 @@ class Heartbeat:
             timeout=ANSWER_TIMEOUT_S,
         )
         self._timeouts = WatchedThread(target=self._enforce_timeouts, name="dbtaskqueue-timeouts", daemon=True)
+        self.threads: list[WatchedThread] = [self._timeouts, self.jobs, self._background]  # that run until ``stop``
 
     def start(self) -> None:
-        for thread in (self._timeouts, self._jobs, self._background):
+        for thread in self.threads:
             thread.start()
-
-    def threads(self) -> list[WatchedThread]:
-        """Return the threads that run until ``stop``."""
-        return [self._timeouts, self._jobs, self._background]
-
-    def busy_since(self) -> dict[str, float | None]:
-        """Return since when the thread runs a job that the poller cannot do without; None while it waits."""
-        return {"heartbeat": self._jobs.busy_since}
 
     def stop(self) -> None:
         """Report a last time, as STOPPED, and end."""
-        self._jobs.stop()
+        self.jobs.stop()
         self._timeouts.join(timeout=HEARTBEAT_RETRY_SECONDS[1])
         self._background.stop()
 
@@ -120,7 +113,7 @@ class Heartbeat:
                 yield PeriodicJob(alias, "telling ends of tasks", partial(_every, seconds, sweep, (alias, model)))
 
     def _enforce_timeouts(self) -> None:
-        while not clock.wait(self._jobs.ending, TIMEOUT_CHECK_SECONDS):
+        while not clock.wait(self.jobs.ending, TIMEOUT_CHECK_SECONDS):
             try:
                 self._poller.overdue()
             except Exception:  # of any kind: without this thread no timeout would be enforced again
@@ -130,7 +123,7 @@ class Heartbeat:
 
     def _report(self, alias: str) -> None:
         """Write this poller's row, by an UPDATE alone unless there is no row or a command: run that."""
-        poller, now, ended = self._poller, clock.monotonic(), self._jobs.ending.is_set()
+        poller, now, ended = self._poller, clock.monotonic(), self.jobs.ending.is_set()
         blocked = poller.state == "RUNNING" and any(one.blocked for one in poller.executors.all)
         report = {
             "host": socket.gethostname()[:200],

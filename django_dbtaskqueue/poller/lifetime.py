@@ -103,7 +103,7 @@ def threads_started(poller: Poller, heartbeat: Heartbeat) -> Iterator[None]:
 
 def ended_threads(poller: Poller, heartbeat: Heartbeat) -> list[str]:
     """Return the threads that ended although the poller runs. Without them it would only look healthy."""
-    ended = [thread.name for thread in (*poller.threads(), *heartbeat.threads()) if thread.ended]
+    ended = [thread.name for thread in (*poller.threads(), *heartbeat.threads) if thread.ended]
     return [] if poller.stopping else ended
 
 

@@ -105,7 +105,7 @@ class PollerProbes:
         poller, now = self._poller, clock.monotonic()
         if ended := ended_threads(poller, self._heartbeat):
             return f"Threads ended: {', '.join(ended)}."
-        busy = {**poller.busy_since, **self._heartbeat.busy_since()}
+        busy = {**poller.busy_since, "heartbeat": self._heartbeat.jobs.busy_since}
         stuck = [name for name, since in busy.items() if since is not None and now - since > stuck_s]
         return f"Threads are busy for longer than {format_seconds(stuck_s)}: {', '.join(stuck)}." if stuck else ""
 

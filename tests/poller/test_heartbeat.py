@@ -90,7 +90,7 @@ def test_a_heartbeat_is_one_statement(process_database: ProcessDatabase) -> None
         report()
         assert (poller.paused, rows.get().requested_command) == (paused, "")
     rows.update(requested_command="pause")
-    reporter._jobs.ending.set()
+    reporter.jobs.ending.set()
     reporter._report("default")
     assert (poller.paused, rows.get().state) == (False, "STOPPED")
 
