@@ -28,13 +28,8 @@ LOG_FIELDS = ("time", "level", "logger", "message", *TASK_FIELDS, "exception")  
 UNQUOTED = re.compile(r'[^\s"=\x00-\x1f\x7f]+')  # a value of logfmt that needs no quotes
 LEVEL_BY_VERBOSITY = (logging.WARNING, logging.INFO, logging.DEBUG)
 # A reference or an error text may hold line ends that fake a log line, or control codes for the terminal.
-CONTROL_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
-    ord("\r"): "\\r",
-    ord("\n"): "\\n",
-    ord("\t"): "\t",
-    0x2028: "\\u2028",
-    0x2029: "\\u2029",
-}
+CONTROL_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+CONTROL_ESCAPES |= str.maketrans({"\r": "\\r", "\n": "\\n", "\t": "\t", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 class TextFormatter(logging.Formatter):
@@ -83,18 +78,13 @@ def _logfmt(value: object) -> str:
 FORMATTERS = {"text": TextFormatter, "json": JsonFormatter, "logfmt": LogfmtFormatter}
 
 
-def needed() -> bool:
-    """Return whether the project's ``LOGGING`` has no handler for our loggers."""
-    return not logger.hasHandlers()
-
-
 @contextmanager
 def configured(kind: str, verbosity: int, stream: SupportsWrite[str] | None = None) -> Iterator[None]:
     """Log to ``stream`` (default: standard error) inside the block, unless the project's ``LOGGING`` has a handler.
 
     At verbosity 1 our loggers show INFO and above, other loggers WARNING and above. 0 shows less, 2 and 3 show more.
     """
-    if not needed():
+    if logger.hasHandlers():
         yield
         return
     root = logging.getLogger()

@@ -284,16 +284,11 @@ def leave_to_others(session: Session, queue: QueueState, refusals: list[Refusal]
 def find_foreign_types(session: Session, queue: QueueState, types: Iterable[str], instance: str) -> None:
     """Leave out, from now on, those payload types that have no processor here, but in another poller that is alive."""
     queue.foreign_until = clock.monotonic() + FOREIGN_TYPES_SECONDS  # before the look: a new processor ends it
-    served = {name for report in reports_of_others(session, instance) for name in payload_types_in(report, queue.name)}
+    reported = [one for report in reports_of_others(session, instance) for one in report if isinstance(one, dict)]
+    served = {str(name) for one in reported if one.get("queue") == queue.name for name in as_list(one.get("types"))}
     queue.foreign_types = frozenset(
         name for name in types if name in served and registry.find(queue.name, name or None) is None
     )
-
-
-def payload_types_in(reported: Iterable[object], queue: str) -> list[str]:
-    """Return the payload types of one queue in ``Poller.queues``; none where SQL wrote another value."""
-    served = [one for one in reported if isinstance(one, dict) and one.get("queue") == queue]
-    return [str(name) for one in served for name in as_list(one.get("types"))]
 
 
 def reports_of_others(session: Session, instance: str) -> list[list[Any]]:

@@ -166,8 +166,8 @@ class Command(BaseCommand):
     def _logging(self, queues: dict[str, int], options: dict[str, Any]) -> Iterator[StatusLine | None]:
         """Log inside the block. Yield the status line: drawn on a terminal, if the project's LOGGING does not log."""
         kind, verbosity = options["log_format"], options["verbosity"]
-        drawn = kind == "text" and verbosity and options["child"] is None and sys.stderr.isatty() and logs.needed()
-        line = closing(StatusLine(sys.stderr, queues)) if drawn else nullcontext()
+        drawn = kind == "text" and verbosity and options["child"] is None and sys.stderr.isatty()
+        line = closing(StatusLine(sys.stderr, queues)) if drawn and not logger.hasHandlers() else nullcontext()
         with line as status, logs.configured(kind, verbosity, status):
             yield status
 
