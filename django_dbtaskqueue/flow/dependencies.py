@@ -368,9 +368,6 @@ def by_table(session: Session, keys: Iterable[TaskKey]) -> Iterator[tuple[Sessio
             yield there, there.sql.dialect.array(of_table[start : start + ROWS_PER_INSERT])
 
 
-# -- what a processor reads of its parents -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Parent:
     """A task that another one waited for, as it is now. ``status`` is "" for one that is gone without a trace."""

@@ -135,7 +135,7 @@ def delete_left_steps(session: Session, after: int) -> int:
 def delete_history(session: Session, *, older_than: timedelta, table: str = "") -> int:
     """Delete and count a batch of rows (of the partition ``table``) that have been in the history for so long."""
     sql = _sql(session.model, session.connection.vendor)
-    name = _quoted(session, table or models.TaskHistory._meta.db_table)
+    name = session.connection.ops.quote_name(table or models.TaskHistory._meta.db_table)
     with session.atomic():
         params = {"age": -older_than.total_seconds(), "limit": ROWS_PER_BATCH}
         ids = [row[0] for row in session.run(sql.old_history.format(table=name), params)]
@@ -152,7 +152,7 @@ def delete_month(session: Session, table: str) -> int:
 
     Waits at most a second while the table is in use, and then raises ``OperationalError``. Needs the table's owner.
     """
-    sql, name = _sql(session.model, session.connection.vendor), _quoted(session, table)
+    sql, name = _sql(session.model, session.connection.vendor), session.connection.ops.quote_name(table)
     with session.atomic():
         session.run("SELECT set_config('lock_timeout', '1s', true)", {})
         session.run(f"LOCK TABLE {name} IN SHARE MODE", {})  # its count stays the same until it is dropped
@@ -239,7 +239,3 @@ def expired(session: Session, queue: str) -> list[int]:
 def _sql(model: type[models.AbstractTask], vendor: str) -> RetentionStatements:
     known = statements_of(model, vendor)
     return RetentionStatements(known.tables, known.dialect)
-
-
-def _quoted(session: Session, name: str) -> str:
-    return session.connection.ops.quote_name(name)

@@ -397,9 +397,7 @@ class ApiToken(NumberedRow):
         return tuple(map(str, self.queues if isinstance(self.queues, list) else [self.queues]))
 
 
-# -- archive batches ---------------------------------------------------------------------------------------------------
-
-# What the data pipeline keeps in the database: its archive batches, and how far its streams have read.
+# -- what the data pipeline keeps in the database: its archive batches, and how far its streams have read --------------
 
 BATCH_STATES = [("open", _("open")), ("closed", _("closed")), ("abandoned", _("abandoned"))]
 
