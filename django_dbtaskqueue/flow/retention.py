@@ -6,7 +6,7 @@ it does not wait and cannot deadlock. A task under a live lease is never touched
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -44,15 +44,23 @@ def housekeep(tasks: Tasks, *, older_than: timedelta, statuses: Iterable[str] = 
             raise TaskQueueError(f"housekeep() ages out finished tasks ({', '.join(FINISHED)}); {status!r} is not one.")
     if to not in ("history", "delete"):
         raise TaskQueueError(f'housekeep(to={to!r}) must be "history" or "delete".')
-    old = as_filterable(tasks).filter(finished_before(older_than), status__in=wanted, watched__isnull=True)
-    session, total = Session(transaction.get_connection(old.db), old.model), 0
+    old = as_filterable(tasks).exclude(watched=True).filter(finished_before(older_than), status__in=wanted)
+    session, total, after = Session(transaction.get_connection(old.db), old.model), 0, 0
     while True:
         with session.atomic():
-            ids = list(with_row_locks(old).values_list("pk", flat=True)[:ROWS_PER_BATCH])
-            moved = _delete_locked(session, ids, to) if ids else 0
-        if not moved:
+            rows = dict(with_row_locks(old.filter(pk__gt=after)).values_list("pk", "watched")[:ROWS_PER_BATCH])
+            total += _delete_locked(session, sorted(rows.keys() - still_needed(session, rows)), to)
+        if len(rows) < ROWS_PER_BATCH:
             return total
-        total += moved
+        after = max(rows)
+
+
+def still_needed(session: Session, watched: Mapping[int, bool | None]) -> set[int]:
+    """Return those of locked tasks whose end is not told yet, or that a task waits for; ``watched`` by id."""
+    sql, reported = _sql(session.model, session.connection.vendor), [pk for pk in watched if watched[pk] is not None]
+    selected = {"ids": session.sql.dialect.array(reported), "location": session.location}
+    needed = {pk for (pk,) in session.run(sql.needed, selected)} if reported else set()
+    return needed | {pk for pk, one in watched.items() if one}
 
 
 def finished_before(age: timedelta) -> Q:
@@ -61,6 +69,8 @@ def finished_before(age: timedelta) -> Q:
 
 
 def _delete_locked(session: Session, ids: list[int], to: str) -> int:
+    if not ids:
+        return 0
     sql, selected = _sql(session.model, session.connection.vendor), {"ids": session.sql.dialect.array(ids)}
     if to == "history":
         session.run(sql.keep, {**selected, "location": session.location})
@@ -101,11 +111,7 @@ def housekeep_batch(session: Session, cursor: RetentionCursor, *, older_than: ti
     with session.atomic():
         selected = {"ids": session.sql.dialect.array(old), "status": cursor.status}
         locked: dict[int, bool | None] = dict(session.run(sql.lock, selected))
-        if reported := [task_id for task_id, watched in locked.items() if watched is not None]:
-            asked = {"ids": session.sql.dialect.array(reported), "location": session.location}
-            for (needed,) in session.run(sql.needed, asked):
-                del locked[needed]
-        return _delete_locked(session, [*locked], to) if locked else 0
+        return _delete_locked(session, sorted(locked.keys() - still_needed(session, locked)), to)
 
 
 # -- steps and signals whose task has left the table by a settle or a job ----------------------------------------------

@@ -22,7 +22,7 @@ from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.move import CONDITIONS, change_locked
 from django_dbtaskqueue.flow.placement import UNIQUE_OVER_HISTORY, without_spent
 from django_dbtaskqueue.flow.port import signal_all
-from django_dbtaskqueue.flow.retention import finished_before, housekeep
+from django_dbtaskqueue.flow.retention import finished_before, housekeep, still_needed
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask, UsedReference
 from django_dbtaskqueue.operations import permissions
@@ -245,6 +245,10 @@ class TaskVerb(Verb):
 
     def refused(self, tasks: Sequence[AbstractTask]) -> dict[int, str]:
         """Return those of the locked tasks that cannot change together with the others, and why."""
+        if self is HOUSEKEEP and tasks:
+            watched = dict(same_rows(tasks).values_list("pk", "watched"))
+            words = gettext("another task or a client waits for its end on this database")
+            return dict.fromkeys(still_needed(Session.on(str(tasks[0]._state.db), type(tasks[0])), watched), words)
         first = {task.reference or str(task.pk): task.pk for task in reversed(tasks)}
         words = gettext("another task with its reference moves there")
         return dict.fromkeys({task.pk for task in tasks} - {*first.values()}, words) if self is MOVE else {}

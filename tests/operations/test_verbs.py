@@ -15,6 +15,8 @@ from django.utils import timezone
 
 from django_dbtaskqueue import UnknownQueue, enqueue
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import dependencies
 from django_dbtaskqueue.models import AuditEntry, Queue, Task
 from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import queue_control
@@ -50,6 +52,22 @@ def test_housekeep_counts_and_takes_only_tasks_of_the_age() -> None:
     assert str(preview(Task.objects.all(), ActionRequest(verb)).eligible) == "1"
     assert verb.run([old, young], VerbOptions(to="delete")) == 1
     assert [task.pk for task in Task.objects.all()] == [young.pk]
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_housekeep_says_which_task_is_waited_for_until_nothing_waits(alias: str) -> None:
+    parent, alone = enqueue(QUEUE, using=alias), make_task(Status.POISON, using=alias)
+    child = enqueue(QUEUE, after=parent, using=alias)
+    (lease,) = Task.objects.db_manager(alias).checkout(QUEUE, poller_instance="p")
+    lease.poison()
+    tasks, ids = Task.objects.db_manager(alias).all(), [parent.pk, alone.pk]
+    report = act_on_ids(tasks, ids, ActionRequest(TASK_VERBS["housekeep"], options=NOW), Actor())
+    words = "another task or a client waits for its end on this database"
+    assert (report.changed, report.tasks, report.skips) == (1, [alone], {words: [parent.pk]})
+    tasks.filter(pk=child.pk).purge()
+    dependencies.sweep_missing(Session.on(alias), 0)
+    report = act_on_ids(tasks, ids, ActionRequest(TASK_VERBS["housekeep"], options=NOW), Actor())
+    assert (report.changed, report.skips) == (1, {"there is no such task": [alone.pk]})
 
 
 def test_a_verb_says_why_it_skips_and_speaks_of_one_and_of_many() -> None:
