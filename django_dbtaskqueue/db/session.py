@@ -422,9 +422,11 @@ def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:
     """Return the database alias of ``queue``: the caller's choice, the queue's setting, or the site's router."""
     if using is not None:
         return checked_alias(using)
-    alias = conf.default_settings(queue).database
+    settings = conf.default_settings(queue)
+    alias = settings.database
     if alias == DEFAULT_DB_ALIAS:
         alias = router.db_for_write(Task) if write else router.db_for_read(Task)
+    alias = settings.shards[0] if settings.shards and alias not in settings.shards else alias
     return standbys.get().get(alias, alias)
 
 

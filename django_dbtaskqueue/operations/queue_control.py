@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError,
 from django_dbtaskqueue.core.sql.dialects import MOVING
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
+from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.shard_move import Moved, ShardMove
 from django_dbtaskqueue.models import AuditEntry, Poller, Queue
 from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
@@ -44,7 +44,7 @@ def apply_to_queues(
     until: datetime | None = None,
     using: str | None = None,
 ) -> int:
-    """Do one of ``QUEUE_VERBS`` to queues; record each that changed, and return how many did."""
+    """Do one of ``QUEUE_VERBS`` to queues, on each shard; record each that changed, and return how many did."""
     for queue in queues:
         permissions.check_queue(queue, actor)
         check(verb, reason, actor, queue)
@@ -52,9 +52,8 @@ def apply_to_queues(
         permissions.check_there(queues, actor)
         if until is not None:
             raise OperationRefused(_("Only a pause has an end."))
-    changed = 0
-    for queue in queues:
-        alias = alias_for(queue, using)
+    changed: set[str] = set()
+    for queue, alias in ((name, alias) for name in queues for alias in aliases_of(name, using)):
         with recorded(alias):
             if verb is PAUSE:
                 done = pause(queue, alias, by=actor.name, reason=reason, until=until)
@@ -64,8 +63,8 @@ def apply_to_queues(
                 details = {"until": until.isoformat()} if until else {}
                 record(alias, actor, verb, queue=queue, reason=reason, changed=1, details=details)
                 log(actor, [Queue(name=queue)], CHANGE, f"{verb.label} {reason}".strip())
-            changed += done
-    return changed
+                changed.add(queue)
+    return len(changed)
 
 
 def change_settings(
@@ -77,19 +76,19 @@ def change_settings(
     reason: str = "",
     using: str | None = None,
 ) -> dict[str, object]:
-    """Make what ``new_overrides`` returns a queue's overrides; return it. Raises ``UnknownQueue``, and as that does."""
+    """Make what ``new_overrides`` returns a queue's overrides, on each shard. Raises ``UnknownQueue``, and as that."""
     permissions.check_queue(queue, actor)
     check(CHANGE_SETTINGS, reason, actor, queue)
-    alias = alias_for(queue, using)
-    with recorded(alias):
-        ensure_row(queue, alias)
-        row = Queue.objects.using(alias).select_for_update().get(pk=queue)
-        before = row.changes
-        row.overrides = new_overrides(queue, before, values, reset)
-        row.save(using=alias, update_fields=["overrides"])
-        details = {"before": before, "after": row.overrides}
-        record(alias, actor, CHANGE_SETTINGS, queue=queue, reason=reason, changed=1, details=details)
-        log(actor, [row], CHANGE, f"{CHANGE_SETTINGS.label}: {', '.join([*values, *reset])}")
+    for alias in aliases_of(queue, using):
+        with recorded(alias):
+            ensure_row(queue, alias)
+            row = Queue.objects.using(alias).select_for_update().get(pk=queue)
+            before = row.changes
+            row.overrides = new_overrides(queue, before, values, reset)
+            row.save(using=alias, update_fields=["overrides"])
+            details = {"before": before, "after": row.overrides}
+            record(alias, actor, CHANGE_SETTINGS, queue=queue, reason=reason, changed=1, details=details)
+            log(actor, [row], CHANGE, f"{CHANGE_SETTINGS.label}: {', '.join([*values, *reset])}")
     overrides.clear_cache()
     return dict(row.overrides)
 

@@ -9,13 +9,15 @@ from django.db import connections, transaction
 from django.db.models.functions import Now
 from django.db.utils import DatabaseError
 
-from django_dbtaskqueue import SignalRefused, batch, enqueue, enqueue_many, registry, signal
+from django_dbtaskqueue import SignalRefused, batch, enqueue, enqueue_many, queue, registry, signal
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.flow.schedule import enqueue_due
 from django_dbtaskqueue.flow.shard_move import ShardMove
-from django_dbtaskqueue.models import Attempt, AuditEntry, Schedule, Step, Task, UsedReference
+from django_dbtaskqueue.models import Attempt, AuditEntry, Queue, Schedule, Step, Task, UsedReference
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_control import move_shards
+from django_dbtaskqueue.operations.search import parse
+from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.testing import run_poller
 from tests.factories import make_task
 from tests.operations.site import data, refused
@@ -62,9 +64,24 @@ def test_a_router_decides_by_payload(settings: Any) -> None:
     assert (report.enqueued, str(report.rejections[0].error)[:8]) == (0, "items[0]")
 
 
+@pytest.mark.parametrize("shards", [SHARDS, ("sqlite",)])
+def test_a_pause_and_a_setting_without_a_database_hold_on_each_shard(settings: Any, shards: tuple[str, ...]) -> None:
+    spread(settings, *shards)
+    assert data("pause", "spread", "--reason", "why")["changed"] == 1
+    data("set", "spread", "max_attempts=9")
+    enqueue_many("spread", [(f"r{number}", None) for number in range(9)])
+    assert queue("spread").take() is None
+    assert all(Queue.objects.using(alias).get().changes == {"max_attempts": 9} for alias in shards)
+    assert data("resume", "spread")["changed"] == 1
+    taken = [lease for _number in range(20) if (lease := queue("spread").take()) is not None]
+    assert len(taken) == 9 and enqueue("spread").max_attempts == 9
+    found = tasks_for(parse("queue:spread"))
+    assert found.db == shards[0] and found.exists()
+
+
 def test_a_producer_fails_over_to_the_next_shard(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     with alias_beside("down", PORT="1", HOST="127.0.0.1"):  # nobody answers there
-        spread(settings, "down", "sqlite", router=lambda *_: "down")
+        spread(settings, "sqlite", "down", router=lambda *_: "down")
         assert enqueue("spread", "a")._state.db == "sqlite"
     assert "Shard down is down" in caplog.text
 
