@@ -175,8 +175,8 @@ def act_on_search(call: ApiCall, verb: str) -> OperationDocument:
 
 
 def operations(call: ApiCall) -> OperationPage:
-    """List bulk operations."""
-    rows = permissions.narrow(models.BulkOperation.objects.using(alias_for("", None)).all(), call.actor)
+    """List bulk operations; ``queue``: those on the database of this queue."""
+    rows = permissions.narrow(_operations(call), call.actor)
     if call.given["state"]:
         rows = rows.filter(state=call.given["state"])
     found, before = page(rows, call)
@@ -191,7 +191,7 @@ def operation(call: ApiCall, pk: int) -> OperationDocument:
 def cancel_operation(call: ApiCall, pk: int) -> Annotated[Document, CANCELLED]:
     """Cancel a bulk operation. What is done stays done."""
     found = _operation(call, pk)
-    done = bulk.cancel(pk, call.actor, call.given["reason"])
+    done = bulk.cancel(pk, call.actor, call.given["reason"], found._state.db)
     found.refresh_from_db()
     return CANCELLED.of(found, cancelled=done)
 
@@ -250,8 +250,12 @@ def _verb(name: str, verbs: Mapping[str, permissions.V]) -> permissions.V:
     return _there(verbs.get(name), f"verb {name!r}; they are {', '.join(verbs)}.")
 
 
+def _operations(call: ApiCall) -> QuerySet[models.BulkOperation]:
+    return models.BulkOperation.objects.using(alias_for(call.given["queue"], None)).all()
+
+
 def _operation(call: ApiCall, pk: int) -> models.BulkOperation:
-    found = models.BulkOperation.objects.using(alias_for("", None)).filter(pk=pk).first()
+    found = _operations(call).filter(pk=pk).first()
     return _there(found if found and permissions.sees_record(found, call.actor) else None, f"bulk operation {pk}.")
 
 

@@ -86,8 +86,7 @@ def _read(text: str, *, needs_unit: bool) -> int | None:
 def format_duration(value: timedelta, *, rough: bool = False) -> str:
     """Return a duration for people, exact, as in ``1h30m``, ``12.5ms`` or ``0s``; ``parse_duration`` reads it.
 
-    ``rough`` keeps two units, as in ``4m12s``, ``2h5m`` and ``3d4h``, and below one minute three digits, as in
-    ``3.46s``. It rounds down.
+    ``rough`` keeps two units, as in ``4m12s`` and ``3d4h``, below a minute three digits (``3.46s``), and rounds down.
     """
     rest = abs(value) // MICROSECOND
     if rough:

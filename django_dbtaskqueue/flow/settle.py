@@ -38,8 +38,7 @@ def settle(session: Session, pairs: Sequence[Decided]) -> set[int]:
     """Write decided outcomes in one transaction and count them; return the ids of the tasks really settled.
 
     An id missing from the answer lost its lease. The caller has asked the policies (``run.decide``). The port of the
-    first lease has the settings of the queue. The count, and what waits for the tasks, follow the commit of the
-    caller's transaction, if one is open.
+    first lease has the queue's settings. The count, and what waits for the tasks, follow the caller's commit.
     """
     batch = plan(session, pairs)
     if any(lease.group is not None for lease, _ in pairs):

@@ -43,8 +43,7 @@ def statement_timeout(alias: str, within: timedelta | None = None) -> Iterator[N
     """Cancel any statement in this block that runs longer than ``within`` (``DBTASKQUEUE["OPERATIONS_TIMEOUT"]``).
 
     Raises ``SearchTooSlow``, which says how to narrow the search. On PostgreSQL the block is a transaction with its own
-    ``statement_timeout``, so it also reads one state of the data. On SQLite the limit holds for the whole block. On
-    another database nothing is limited.
+    ``statement_timeout``, so it also reads one state of the data. On SQLite the limit holds for the whole block.
     """
     limit = conf.settings().operations_timeout if within is None else within
     try:

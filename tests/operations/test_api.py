@@ -45,6 +45,20 @@ def test_a_session_needs_the_csrf_token_for_what_changes_something_and_not_for_r
     assert post(strict, "tasks/reprocess/ids", ids=[task.pk]).json()["changed"] == 1
 
 
+@pytest.mark.django_db(databases=["default", "sqlite"])
+def test_an_operation_on_another_database_is_found_by_its_queue(settings: Any) -> None:
+    settings.DBTASKQUEUE |= {"QUEUES": {"near": {}, "far": {"database": "sqlite"}}}
+    ada = client("view_task", "view_bulkoperation", "cancel_task")
+    near, far = (post(ada, "tasks/cancel/search", q=f"queue:{name}", reason="why").json() for name in ("near", "far"))
+    for one, queue in ((near, "near"), (far, "far")):
+        assert ada.get(f"/api/operations/{one['id']}", {"queue": queue}).json() == one
+        assert ada.get("/api/operations", {"queue": queue}).json()["operations"] == [one]
+    assert post(ada, f"operations/{far['id']}/cancel", queue="far", reason="no").json()["cancelled"] is True
+    states = [BulkOperation.objects.using(alias).get().state for alias in ("default", "sqlite")]
+    assert states == ["WAITING", "CANCELLED"]
+    assert post(ada, f"operations/{far['id']}/put_back", queue="far").status_code == 400
+
+
 def test_a_token_is_its_user_and_needs_no_csrf() -> None:
     task = make_task(Status.ERROR)
     robot = user("view_task", "reprocess_task", name="robot")
