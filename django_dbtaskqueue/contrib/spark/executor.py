@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from django.conf import settings
 from django.db import close_old_connections, connections
 from pyspark import SparkContext, cloudpickle
+from pyspark.sql import SparkSession
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
@@ -40,9 +41,6 @@ from django_dbtaskqueue.pipeline.spark import one_paragraph, spark_session
 from django_dbtaskqueue.poller.executors import Answer, Job
 from django_dbtaskqueue.poller.executors.pool import portable_outcome
 from django_dbtaskqueue.poller.executors.thread import check_connections, tidied, tidy
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 CONCURRENT_SPARK_JOBS = 2
 SPARK_JOB_TARGET_S = 2.0  # Spark's own cost of a job is a tenth of that
@@ -121,7 +119,7 @@ class SparkExecutor:
         wanted = 0 if self._mean is None else int(SPARK_JOB_TARGET_S * self._cores / self._mean)
         return max(2 * self._cores, min(MAX_SPARK_JOB_TASKS, wanted))
 
-    def _session(self) -> "SparkSession":
+    def _session(self) -> SparkSession:
         """Return Spark's session; a new one if the last has ended, because its master was gone for long."""
         with self._starting:
             if self._spark is not None and _has_ended(self._spark):
@@ -221,14 +219,14 @@ class SparkExecutor:
         return not self._ended.is_set() and self._spark is not None and not _has_ended(self._spark)
 
 
-def _has_ended(spark: "SparkSession") -> bool:
+def _has_ended(spark: SparkSession) -> bool:
     try:  # its master was gone for long, or its JVM died
         return bool(spark.sparkContext._jsc.sc().isStopped())
     except Exception:
         return True
 
 
-def _stop(spark: "SparkSession") -> None:
+def _stop(spark: SparkSession) -> None:
     """Stop a session, so that this process can start a new one."""
     try:
         spark.stop()

@@ -1,7 +1,5 @@
 """What ``report``, ``forecast`` and ``whatif`` share: a period, the tasks of database and lake, a place for figures."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -45,6 +43,7 @@ FEW_ROWS_SETTINGS = {
 SOURCES = {"tasks": ("task", "history"), "attempts": ("attempt",)}  # of the lake's tables, in the database
 MAX_FEW_LAKE_BYTES, MAX_FEW_LAKE_ROWS = 4 * 2**20, 100_000  # of its compressed files
 REPORT_FILES = {"report.json", "forecast.json", "whatif.json"}
+ONE_HOUR = timedelta(hours=1)
 INSERT_REPORT = (
     "INSERT INTO dbtaskqueue_pipelinereport (kind, since, until, summary, data, location)"
     " VALUES (%(kind)s, %(since)s, %(until)s, %(summary)s, %(data)s, %(location)s) RETURNING id"
@@ -70,9 +69,38 @@ OUTPUT_ARGUMENTS = (
 )
 
 
+class Period(NamedTuple):
+    """Whole hours: from ``since`` (None: from the first task) to before ``until``."""
+
+    since: datetime | None
+    until: datetime
+
+    @classmethod
+    def of(cls, options: jobs.Options) -> "Period":
+        """Return the period that ``since`` and ``until`` mean. Raises JobOptionError for an empty one."""
+        until = (options["until"] or datetime.now(UTC)).astimezone(UTC)
+        since = options["since"]
+        since = until - since if isinstance(since, timedelta) else since and since.astimezone(UTC)
+        if since is not None and since >= until:
+            raise JobOptionError("--since", f"{since:%Y-%m-%d %H:%M} is not before the end, {until:%Y-%m-%d %H:%M}")
+        return cls(since and _start_of_hour(since), _start_of_hour(until + ONE_HOUR - timedelta(microseconds=1)))
+
+    def __str__(self) -> str:
+        return f"{f'{self.since:%Y-%m-%d %H:%M}' if self.since else 'the beginning'} to {self.until:%Y-%m-%d %H:%M} UTC"
+
+    def only(self, hours: DataFrame, *, step_s: int = 3600) -> DataFrame:
+        """Return the rows of these hours, and of none; ``hour`` counts hours, or other steps, since 1970."""
+        begin = int(self.since.timestamp()) // step_s if self.since else None
+        return hours if begin is None else hours.where(F.col("hour").isNull() | (F.col("hour") >= begin))
+
+
+def _start_of_hour(time: datetime) -> datetime:
+    return time.replace(minute=0, second=0, microsecond=0)
+
+
 @contextmanager
 def rows_in(
-    context: jobs.Context, period: Period, kept: KeptDays | None = None, **wanted: Sequence[str]
+    context: jobs.Context, period: Period, kept: "KeptDays | None" = None, **wanted: Sequence[str]
 ) -> Iterator[list[DataFrame]]:
     """Yield the ``wanted`` columns of ``tasks`` and ``attempts``: each row once that had not ended before the period.
 
@@ -283,37 +311,7 @@ def _row(database: Database, period: Period, figures: Figures, location: str) ->
 
 MAX_CHUNK_BYTES = 256 * 2**20  # of files whose days are summed up at once
 DAY_S = 86_400
-ONE_HOUR = timedelta(hours=1)
 Files = Mapping[str, Sequence[DataFile]]  # by day
-
-
-class Period(NamedTuple):
-    """Whole hours: from ``since`` (None: from the first task) to before ``until``."""
-
-    since: datetime | None
-    until: datetime
-
-    @classmethod
-    def of(cls, options: jobs.Options) -> Period:
-        """Return the period that ``since`` and ``until`` mean. Raises JobOptionError for an empty one."""
-        until = (options["until"] or datetime.now(UTC)).astimezone(UTC)
-        since = options["since"]
-        since = until - since if isinstance(since, timedelta) else since and since.astimezone(UTC)
-        if since is not None and since >= until:
-            raise JobOptionError("--since", f"{since:%Y-%m-%d %H:%M} is not before the end, {until:%Y-%m-%d %H:%M}")
-        return cls(since and _start_of_hour(since), _start_of_hour(until + ONE_HOUR - timedelta(microseconds=1)))
-
-    def __str__(self) -> str:
-        return f"{f'{self.since:%Y-%m-%d %H:%M}' if self.since else 'the beginning'} to {self.until:%Y-%m-%d %H:%M} UTC"
-
-    def only(self, hours: DataFrame, *, step_s: int = 3600) -> DataFrame:
-        """Return the rows of these hours, and of none; ``hour`` counts hours, or other steps, since 1970."""
-        begin = int(self.since.timestamp()) // step_s if self.since else None
-        return hours if begin is None else hours.where(F.col("hour").isNull() | (F.col("hour") >= begin))
-
-
-def _start_of_hour(time: datetime) -> datetime:
-    return time.replace(minute=0, second=0, microsecond=0)
 
 
 class ReportPart(NamedTuple):

@@ -3,8 +3,6 @@
 A password is never an option, because plans and logs show options. `register` puts it into the source's pickled class.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import datasource, types
+from pyspark.sql import DataFrame, SparkSession, datasource, types
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType, TimestampType
 
@@ -28,8 +26,6 @@ from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.pipeline.database import DEFAULT_LOCATION, Database, Link, Params
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from django_dbtaskqueue.pipeline.source.staging import TaskWriter, write_tasks
     from django_dbtaskqueue.pipeline.source.stream_reader import register_stream, unregister_stream
 
@@ -41,6 +37,8 @@ __all__ = [
 FORMAT_NAME = "dbtaskqueue"
 FILTER_SETTING = "spark.sql.python.filterPushdown.enabled"  # without it Spark refuses a source that takes filters
 TimeRange = tuple[datetime | None, datetime | None]
+Value = bool | int | str | datetime | list[str]
+Condition = tuple[str, str, Value]  # column, operator, value
 SOURCE_OPTIONS = (
     "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once", "name",
     "max_attempts", "priority", "path", "checkpointlocation", "queryname",
@@ -98,7 +96,7 @@ class TaskSource(datasource.DataSource):
 
         return TaskStreamReader(self._selection(schema), self.options.get("name"))
 
-    def writer(self, schema: StructType, overwrite: object) -> TaskWriter:
+    def writer(self, schema: StructType, overwrite: object) -> "TaskWriter":
         """Return a writer that enqueues. Raises PipelineError for an overwrite."""
         from django_dbtaskqueue.pipeline.source.staging import TaskWriter, plan_of
 
@@ -106,7 +104,7 @@ class TaskSource(datasource.DataSource):
             raise PipelineError('Tasks are never overwritten: write with mode("append").')
         return TaskWriter(plan_of(self.database, schema, self.options))
 
-    def streamWriter(self, schema: StructType, overwrite: object) -> TaskWriter:
+    def streamWriter(self, schema: StructType, overwrite: object) -> "TaskWriter":
         if not self.options.get("once"):
             raise PipelineError(
                 "The option once is missing: a name of this stream, under which the ledger counts its micro-batches. "
@@ -114,7 +112,7 @@ class TaskSource(datasource.DataSource):
             )
         return self.writer(schema, overwrite=False)
 
-    def _selection(self, schema: StructType) -> Selection:
+    def _selection(self, schema: StructType) -> "Selection":
         wanted = schema_of(self.table, schema.names)
         for given, ours in zip(schema, wanted, strict=True):
             if given.dataType != ours.dataType:
@@ -148,7 +146,7 @@ def _key(url: str, location: str | None) -> str:
 
 def read_tasks(
     spark: SparkSession, database: Database, columns: Iterable[str] | None = None, table: str = "task", *,
-    snapshot: Snapshot | None = None, queue: str | Iterable[str] | None = None,
+    snapshot: "Snapshot | None" = None, queue: str | Iterable[str] | None = None,
     status: str | Iterable[str] | None = None, ids: tuple[int | None, int | None] = (None, None),
     created: TimeRange = (None, None), finished: TimeRange = (None, None),
 ) -> DataFrame:  # fmt: skip
@@ -170,7 +168,7 @@ def read_tasks(
 
 
 def few_tasks(
-    database: Database, columns: Iterable[str], table: str, snapshot: Snapshot | None = None
+    database: Database, columns: Iterable[str], table: str, snapshot: "Snapshot | None" = None
 ) -> pa.Table | None:
     """Return these columns of a whole table, read by this process without Spark; None for over `MAX_FEW_BYTES`."""
     selection = Selection(database, table, schema_of(table, columns), snapshot=snapshot.name if snapshot else None)
@@ -252,8 +250,6 @@ SQLITE_BATCH_ROWS = 10_000
 ADBC_BATCH_BYTES = 4 * 2**20
 MAX_FEW_BYTES = 32 * 2**20  # of Arrow: the driver reads so much itself before Spark would have started a Python worker
 READ_ONE_STATE = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-Value = bool | int | str | datetime | list[str]
-Condition = tuple[str, str, Value]  # column, operator, value
 
 
 @dataclass
