@@ -3,8 +3,6 @@
 `whatif` replays the result on recorded tasks.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -254,7 +252,7 @@ class Forecast(reports.ReportJob):
         )
 
 
-def observed(context: Context, period: Period, kept: KeptDays) -> tuple[reports.Rows, Service, float]:
+def observed(context: Context, period: Period, kept: KeptDays) -> "tuple[reports.Rows, Service, float]":
     """Return the levels by queue and hour, how long an attempt runs, and the unevenness of arrivals. Raises NoTasks."""
     with reports.rows_in(context, period, kept, tasks=T.TIMED_COLUMNS) as (found,), Cached() as cached:
         tasks = cached.hold(T.as_of(found, period.until))
@@ -299,7 +297,7 @@ def fleet(context: Context) -> tuple[int, int]:
     return context.options["pollers"] or running or 1, context.options["slots"] or slots or DEFAULT_SLOTS
 
 
-def _unusual_hours(rows: reports.Rows, queue: str, threshold: float, zone: tzinfo) -> Iterator[Anomaly]:
+def _unusual_hours(rows: reports.Rows, queue: str, threshold: float, zone: tzinfo) -> "Iterator[Anomaly]":
     own = {row["hour"].astimezone(UTC): row for row in rows if row["queue"] == queue}
     hours = (min(own) + ONE_HOUR * step for step in range((max(own) - min(own)) // ONE_HOUR + 1))
     arrivals = {hour: own[hour]["arrived"] if hour in own else 0 for hour in hours}
@@ -314,7 +312,7 @@ def _unusual_hours(rows: reports.Rows, queue: str, threshold: float, zone: tzinf
         yield from anomalies(queue, measure, values, least=least, threshold=threshold, zone=zone)
 
 
-def advice(stretches: Sequence[Stretch], found: Sequence[Need], *, have: int, slots: int, options: reports.Row) -> str:
+def advice(stretches: "list[Stretch]", found: "list[Need]", *, have: int, slots: int, options: reports.Row) -> str:
     """Return what is to be done, in one sentence."""
     goal = f"to keep {options['share'] * 100:g} % of the waits within {format_duration(options['target_wait'])}"
     if stretches:
