@@ -66,8 +66,7 @@ def processor(
     have a processor per payload type, which rows name by the dotted path of the class, or by its attribute
     ``payload_type`` (a text), with which the class can move. ``retry``: a policy, or a mapping of exception classes to
     policies (None: never retried). ``max_attempts`` counts the first one. ``timeout`` bounds one run, ``lease`` is
-    renewed while it runs. ``reenqueue``: the policy of a reenqueue without a delay, which is an error where there is
-    none.
+    renewed while it runs. ``reenqueue``: the policy of a reenqueue without a delay; without it that is an error.
 
     ``mode="separate"``: the outcome is stored after the function returned; at least once. ``mode="atomic"``, for plain
     functions: the function and its outcome are one transaction on the queue's database; an exception rolls all of it
@@ -78,12 +77,10 @@ def processor(
     and returns one outcome for all or a list with one for each, in order. An exception fails each of them by its own
     budget; in atomic mode they are first tried one by one. ``concurrency=k``: at most k calls at a time in one poller
     process; other tasks pass those that wait for it. ``executor``: an object with ``submit`` (``concurrent.futures``),
-    a callable that makes one, or the dotted path of either: the function runs there, in at most as many calls as it has
-    ``slots``.
+    a callable that makes one, or the dotted path of either: the function runs there, in up to ``slots`` calls at once.
 
-    ``unique``: the rule of uniqueness of the queue's tasks, in force in each process that knows this processor or the
-    setting. ``middleware``: factories, or dotted paths, of what is called around this processor, inside
-    ``DBTASKQUEUE["MIDDLEWARE"]``.
+    ``unique``: the queue's rule of uniqueness, in force in each process that knows this processor or the setting.
+    ``middleware``: factories, or dotted paths, of what is called around it, inside ``DBTASKQUEUE["MIDDLEWARE"]``.
 
     What is None here is taken from the settings; ``DBTASKQUEUE["QUEUES"]`` overrides all of it. Raises
     ``ImproperlyConfigured`` for a second processor of the same payload type, and for what cannot work.

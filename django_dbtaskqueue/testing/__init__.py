@@ -3,8 +3,7 @@
 No part of the queue is replaced. ``drain`` and ``perform`` fetch and settle by a poller's own code, but one call of a
 processor after the other and in the transaction of the test, with which everything is rolled back. All differences from
 a poller: leases are not renewed and timeouts not enforced; everything runs on the calling thread, whatever
-``executor=`` says; and where a processor breaks the test's own transaction with a database error, all it wrote in that
-run is taken back.
+``executor=`` says; and where a processor breaks the test's own transaction, all it wrote in that run is taken back.
 
 Names are resolved on first use, because pytest imports this package before Django is set up.
 

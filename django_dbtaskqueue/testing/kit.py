@@ -497,8 +497,7 @@ def run_poller(
 
     It does all that ``runtaskpoller`` does. At the end of the block it goes on as with ``--drain``: ``AssertionError``
     when that takes longer than ``timeout``. After an exception in the block it stops at once. It sees only what is
-    committed: for ``TransactionTestCase`` and ``django_db(transaction=True)``; elsewhere ``TaskQueueError`` (use
-    ``drain``).
+    committed: for ``TransactionTestCase`` and ``django_db(transaction=True)``. Elsewhere it raises ``TaskQueueError``.
     """
     for alias in {alias for queue in queues for alias in aliases_of(queue, using)}:
         if connections[alias].in_atomic_block:

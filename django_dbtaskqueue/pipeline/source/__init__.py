@@ -154,8 +154,7 @@ def read_tasks(
 
     Name the columns you need: Spark cannot ask a Python source for fewer, and three are read three times as fast as
     all. ``ids``, ``created`` and ``finished`` are ranges from the first value to below the second; None is open, and a
-    time without a zone is UTC. The database applies them, ``queue``, ``status``, and comparisons of these columns in a
-    later ``where``.
+    time without a zone is UTC. The database applies all these, and comparisons of their columns in a later ``where``.
 
     Each action reads one state of the database: that of ``snapshot`` (see ``open_snapshot``), in partitions of 500,000
     ids, or else the state when the action starts, in one partition.
