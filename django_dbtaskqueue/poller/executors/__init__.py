@@ -5,7 +5,6 @@ An executor runs jobs and returns their outcomes. It never writes to the databas
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import abstractmethod
 from collections import deque
@@ -14,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
@@ -21,8 +21,6 @@ from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import Processor, decide, smoothed
-
-logger = logging.getLogger("django_dbtaskqueue")
 
 LOST = 0.0  # deadline of a lease that is lost
 

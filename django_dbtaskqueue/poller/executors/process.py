@@ -38,7 +38,7 @@ from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all, perform_all_async
 from django_dbtaskqueue.poller.executors import LOST, Answer, ConcurrencyLimiter, Finish, Job, Run, stopped
-from django_dbtaskqueue.poller.executors.pool import applied, portable, run_here
+from django_dbtaskqueue.poller.executors.pool import Perform, applied, portable, run_here
 from django_dbtaskqueue.poller.executors.thread import Doubt, ThreadExecutor, check_connections
 
 # -- a child -----------------------------------------------------------------------------------------------------------
@@ -99,7 +99,8 @@ class Server(Channel):
             if request is None:
                 return
             if isinstance(request, Job):
-                self._reply(number, copy_context().run(run_here, request, self._perform))
+                perform: Perform = async_to_sync(self._perform_async) if request.processor.is_async else perform_all
+                self._reply(number, copy_context().run(run_here, request, perform))
             else:
                 self._get_ready()
 
@@ -139,10 +140,6 @@ class Server(Channel):
         elif lost and self._coroutine is not None:
             with suppress(RuntimeError):  # its loop is closed: it has ended
                 self._coroutine.get_loop().call_soon_threadsafe(self._coroutine.cancel)
-
-    def _perform(self, leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
-        perform = async_to_sync(self._perform_async) if processor.is_async else perform_all
-        return perform(leases, processor)
 
     async def _perform_async(self, leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
         self._coroutine = asyncio.current_task()
@@ -374,7 +371,7 @@ class ProcessExecutor(ThreadExecutor):
             except IndexError:  # another thread took it
                 continue
             self._readying.discard(slot)
-            self._run(slot, job)
+            self._run_special(slot, job)
             if (worker := self._workers[slot]) and worker.is_worn_out():
                 self._retire(slot)
         if worker := self._workers[slot]:
@@ -416,9 +413,6 @@ class ProcessExecutor(ThreadExecutor):
             with suppress(OSError):
                 worker.send(0, None)  # it ends in order, with its exit handlers
             worker.end(seconds=END_SECONDS)
-
-    def _run(self, slot: int, job: Job) -> None:
-        self._run_special(slot, job)
 
     def _settlements(self, slot: int, job: Job) -> Sequence[Settlement | None]:
         return decide_all(job.leases, self._outcomes(slot, job))
