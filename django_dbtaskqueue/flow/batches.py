@@ -12,6 +12,7 @@ from typing import Any, Self
 from django.db import connections, router, transaction
 from django.db.models import Count
 
+from django_dbtaskqueue.core.context import set_inside
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.json import is_name
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
@@ -118,11 +119,8 @@ def batch(name: str, *, on_complete: OnComplete | None = None, using: str | None
     alias = checked_alias(using) if using else router.db_for_write(Batch)
     handle, inside, outer = BatchHandle(Batch(name=name), alias), Members(name, alias), members.get()
     with transaction.atomic(using=alias):
-        token = members.set(inside)
-        try:
+        with set_inside(members, inside):
             yield handle
-        finally:
-            members.reset(token)
         handle.close(inside, on_complete, outer)
 
 

@@ -231,16 +231,12 @@ def _log(key: TaskKey, error: Exception) -> None:
 def sweep(session: Session) -> int:
     """Tell the ends of tasks of one table that no process has told; return how many."""
     number, after = 0, 0
-
-    def tell(keys: Sequence[TaskKey]) -> None:
-        tell_ends(session, [key.id for key in keys])
-
     while True:
         params = {"after": after, "limit": ENDED_PER_TRANSACTION}
         ids = [row[0] for row in session.run(session.sql.ended_watched, params)]
         if ids:
             keys = {TaskKey(session.location, task_id) for task_id in ids}.difference(_pauses.resting())
-            _pauses.apart(sorted(keys), tell, _log)
+            _pauses.apart(sorted(keys), lambda some: tell_ends(session, [key.id for key in some]), _log)
             number, after = number + len(ids), ids[-1]
         if len(ids) < ENDED_PER_TRANSACTION:
             return number
