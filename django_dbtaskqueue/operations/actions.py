@@ -364,7 +364,7 @@ def enqueue_copy(task: AbstractTask) -> AbstractTask:
     """Insert a new task with all that was enqueued with ``task`` but its reference, due now, with the same ``ttl``."""
     given = {column.option: getattr(task, column.name) for column in COPIED if column.option}
     given["lease"] = None if task.lease_seconds is None else timedelta(seconds=task.lease_seconds)
-    given["columns"] = {name: getattr(task, name) for name in own_fields(type(task))}
+    given["columns"] = {name: getattr(task, name) for name, one in own_fields(type(task)).items() if not one.generated}
     # The time to live counts from the due time, in whose place a task that runs or has completed has its lease's end.
     due = task.create_time if task.status in (Status.PROCESSING, Status.COMPLETED) else task.next_process_time
     given["ttl"] = None if task.expire_time is None else max(timedelta(0), task.expire_time - due)

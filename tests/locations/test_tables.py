@@ -5,10 +5,12 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.contrib import admin
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
+from django.db import connections, models
 from django.test import Client
 
 from django_dbtaskqueue import DuplicateTask, LeaseLost, enqueue, enqueue_many, queue, registry
@@ -16,8 +18,9 @@ from django_dbtaskqueue.admin import TaskAdmin, register
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.flow.placement import OwnValueEncoder
-from django_dbtaskqueue.models import Attempt, Step, Task, TaskHistory, TemporaryTask
+from django_dbtaskqueue.models import AbstractTask, Attempt, Step, Task, TaskHistory, TemporaryTask
 from django_dbtaskqueue.operations import lookup
+from django_dbtaskqueue.operations.actions import enqueue_copy
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from django_dbtaskqueue.operations.queue_stats import overview
 from django_dbtaskqueue.testing import run_poller
@@ -167,6 +170,31 @@ def test_a_value_that_no_own_column_can_hold_is_rejected_alone(alias: str) -> No
 def test_a_time_in_an_own_column_keeps_its_microseconds() -> None:
     for value in (datetime(2026, 1, 31, 5, 0, 0, 123456, tzinfo=UTC), time(5, 0, 0, 123456)):
         assert json.loads(json.dumps(value, cls=OwnValueEncoder)) == value.isoformat()
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_a_copy_leaves_what_the_database_generates_to_it(alias: str, settings: Any) -> None:
+    class Crate(AbstractTask):
+        weight = models.IntegerField(db_default=1)
+        twice = models.GeneratedField(
+            expression=models.F("weight") * 2, output_field=models.IntegerField(), db_persist=True
+        )
+
+        class Meta(AbstractTask.Meta):
+            app_label = "testapp"
+
+    settings.DBTASKQUEUE = {"QUEUES": {"crates": {"model": "testapp.Crate", "database": alias}}}
+    with connections[alias].schema_editor() as editor:
+        editor.create_model(Crate)
+    try:
+        enqueue("crates", columns={"weight": 4})
+        enqueue_copy(Crate.objects.using(alias).get())
+        assert list(Crate.objects.using(alias).values_list("weight", "twice")) == [(4, 8), (4, 8)]
+    finally:
+        with connections[alias].schema_editor() as editor:
+            editor.delete_model(Crate)
+        apps.all_models["testapp"].pop("crate")
+        apps.clear_cache()
 
 
 def test_what_is_no_own_column_is_refused() -> None:
