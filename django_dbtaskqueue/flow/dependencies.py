@@ -504,7 +504,7 @@ def _checked_parents(how: InsertOptions, settings: QueueSettings, alias: str) ->
         after = [after]  # what is no task is refused below
     pairs = list(after.items()) if isinstance(after, Mapping) else [("", parent) for parent in after]
     location = model_of(settings)._meta.label_lower
-    aliases = {str(parent._state.db) for _, parent in pairs if isinstance(parent, AbstractTask)}
+    aliases = {str(parent._state.db) for _, parent in pairs if isinstance(parent, AbstractTask) and parent.pk}
     if settings.shards and how.using is None:
         alias = next(iter(sorted(aliases)), alias)
     if aliases - {alias}:
@@ -535,5 +535,5 @@ def _key(parent: object, location: str) -> TaskKey:
         return parent
     if type(parent) is int and 0 < parent < 2**63:
         return TaskKey(location, parent)
-    wanted = f"must be a task that enqueue() returned, or the id of a task in the table {location}"
+    wanted = f"must be a task that enqueue() returned with an id, or the id of a task in the table {location}"
     raise refused("after", parent, f"{wanted}; or a list of them, or a mapping of names to them.")

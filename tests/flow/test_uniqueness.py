@@ -348,6 +348,8 @@ def test_a_reference_stays_taken_when_its_task_is_gone(alias: str) -> None:
             enqueue("once", "r1", on_duplicate=on_duplicate, using=alias)
     known = enqueue("once", "r1", on_duplicate="ignore", using=alias)
     assert (known.pk, known.queue, known.reference) == (None, "once", "r1")
+    with pytest.raises(EnqueueError, match=r"^after=.* must be a task that enqueue\(\) returned with an id"):
+        enqueue("work", after=known, using=alias)
     assert not Task.objects.using(alias).filter(queue="once").exists()
     assert enqueue("once", "r2", using=alias).pk and enqueue("once", using=alias).pk
 
