@@ -1,6 +1,7 @@
 """Many tasks: all of them or none, in the order given, whatever the iterable."""
 
 import asyncio
+import inspect
 import math
 import operator
 import os
@@ -228,6 +229,9 @@ def test_the_async_twins_keep_the_same_promises(alias: str) -> None:
 
     asyncio.run(story())
     assert sorted(map(str, Task.objects.using(alias).values_list("reference", flat=True))) == ["a", "r"]
+    first, _, rest = str(inspect.getdoc(django_dbtaskqueue.aenqueue)).partition("\n\n")
+    assert first == "``enqueue`` for async code: the same arguments, promises and errors."
+    assert rest == inspect.getdoc(enqueue)
 
 
 # -- on their way into statements: columns where items are alike, rows where not, and never too much at once -----------
