@@ -278,7 +278,7 @@ def change_tasks(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest
     eligible = rows.filter(verb.condition(rows.model, request.options), pk__in=ids)
     lock_groups(eligible, verb.edge, {"queue": request.options.queue})
     restored, payload = () if verb.deletes else RESTORED, ("payload",) if verb.name == "edit" else ()
-    columns = ("queue", "status", "group_key", "reference", "fingerprint", *restored, *payload)
+    columns = ("queue", "status", "group_key", "reference", "fingerprint", "watched", *restored, *payload)
     locked = {row.pk: row for row in with_row_locks(eligible.only(*columns))}
     refused = verb.refused(list(locked.values()))
     left = [pk for pk in ids if pk not in locked]

@@ -246,7 +246,7 @@ class TaskVerb(Verb):
     def refused(self, tasks: Sequence[AbstractTask]) -> dict[int, str]:
         """Return those of the locked tasks that cannot change together with the others, and why."""
         if self is HOUSEKEEP and tasks:
-            watched = dict(same_rows(tasks).values_list("pk", "watched"))
+            watched = {task.pk: task.watched for task in tasks}
             words = gettext("another task or a client waits for its end on this database")
             return dict.fromkeys(still_needed(Session.on(str(tasks[0]._state.db), type(tasks[0])), watched), words)
         first = {task.reference or str(task.pk): task.pk for task in reversed(tasks)}

@@ -4,11 +4,11 @@ A limit may only fall, but for new functions: then the commit that raises it say
 """
 
 LIMITS: dict[str, int] = {
-    "lines": 43_197,
+    "lines": 42_934,
     "files": 165,
     "tables": 24,
     "entries at the top": 21,  # one more: the backend of Django's tasks
-    "lines of the longest file": 575,
+    "lines of the longest file": 542,
     "file names twice": 0,
     "constant names twice": 0,
     "class names twice": 2,

@@ -282,7 +282,7 @@ QUERIES_OF_ITS_OWN = [
     ("release", Status.PROCESSING, 3),
     ("delete", Status.ERROR, 6),  # what waits, steps, counts twice, DELETE, references that stay taken
     # Two rounds with a savepoint each: read, copy, DELETE of steps and the task, then read none.
-    ("housekeep", Status.ERROR, 9),
+    ("housekeep", Status.ERROR, 6),
 ]
 STARTS = [
     *('SELECT "django_session"', 'SELECT "auth_user"'),
