@@ -20,7 +20,7 @@ from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked_text
-from django_dbtaskqueue.db.session import model_named
+from django_dbtaskqueue.db.session import aliases_of, model_named
 from django_dbtaskqueue.flow.selection import lock_first
 from django_dbtaskqueue.models import BulkOperation, TaskChange
 from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
@@ -73,7 +73,9 @@ def preview(
     """
     request, search = request_of(verb, q, options=options)
     tasks = select(search, narrow(tasks_for(search, using, write=True), actor or Actor()))
+    homes = {alias for queue in search.queues() for alias in aliases_of(queue)}
     seen = actions.preview(tasks, request, count_in_time)
+    seen = replace(seen, database=tasks.db, others=sorted(homes - {tasks.db}))
     return replace(seen, estimate=estimate(tasks)) if seen.selected is None or seen.selected.more else seen
 
 

@@ -14,6 +14,7 @@ from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.flow.schedule import enqueue_due
 from django_dbtaskqueue.flow.shard_move import ShardMove
 from django_dbtaskqueue.models import Attempt, AuditEntry, Queue, Schedule, Step, Task, UsedReference
+from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_control import move_shards
 from django_dbtaskqueue.operations.search import parse
@@ -50,6 +51,17 @@ def test_a_reference_always_goes_to_the_same_shard(settings: Any) -> None:
     assert references() == found
     assert sorted(found["default"] + found["sqlite"]) == sorted(names)
     assert all(len(references) >= 4 for references in found.values())
+
+
+def test_a_preview_says_which_shards_are_left_as_they_are(settings: Any) -> None:
+    spread(settings)
+    assert (
+        bulk.preview("cancel", "queue:spread")
+        .sentences[-1]
+        .endswith("the tasks on database default. Those on sqlite stay as they are.")
+    )
+    spread(settings, "sqlite")
+    assert "database" not in "".join(bulk.preview("cancel", "queue:spread").sentences)
 
 
 def test_a_router_decides_by_payload(settings: Any) -> None:
