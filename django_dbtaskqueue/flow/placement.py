@@ -22,7 +22,8 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
-from django.db.models import Field
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import CharField, Field, IntegerField, TextField
 from django.db.utils import InterfaceError, OperationalError
 from django.utils.encoding import force_bytes
 from django.utils.module_loading import import_string
@@ -262,6 +263,7 @@ def own_columns(
         field = fields[name]
         try:
             prepared = field.get_db_prep_save(getattr(value, "pk", value), connection)
+            _check_column(field, prepared, connection)
         except (TypeError, ValueError, ValidationError) as error:
             raise EnqueueError(f"columns: {name}={short_repr(value)} cannot be stored: {error}") from None
         if as_json and field.get_internal_type() == "JSONField":
@@ -269,6 +271,21 @@ def own_columns(
         columns.append((connection.ops.quote_name(str(field.column)), str(field.db_type(connection))))
         values[f"own_{number}"] = prepared
     return tuple(columns), values
+
+
+def _check_column(field: Any, value: object, connection: BaseDatabaseWrapper) -> None:
+    """Raise ``ValueError`` for what the column refuses: the database would refuse all rows of the statement."""
+    if value is None and not field.null:
+        raise ValueError("the column cannot be NULL")
+    if isinstance(value, str) and isinstance(field, CharField | TextField):
+        if len(value) > (field.max_length or len(value)):
+            raise ValueError(f"it has {len(value):,} characters, and the column {field.max_length:,}")
+        if "\0" in value:
+            raise ValueError("PostgreSQL stores no NUL character")
+    if isinstance(value, int) and isinstance(field, IntegerField):
+        low, high = connection.ops.integer_field_range(field.get_internal_type())
+        if high is not None and not low <= value <= high:
+            raise ValueError(f"the column holds {low:,} to {high:,}")
 
 
 class OwnValueEncoder(DjangoJSONEncoder):

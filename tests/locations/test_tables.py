@@ -160,11 +160,12 @@ def test_many_tasks_with_and_without_own_values(alias: str) -> None:
 
 
 def test_a_value_that_no_own_column_can_hold_is_rejected_alone(alias: str) -> None:
-    items = [{"columns": {"weight": 3}}, {"columns": {"weight": "heavy"}}, {"columns": {"weight": 5}}]
-    with pytest.raises(EnqueueError, match=r"^items\[1\]: columns: weight='heavy' cannot be stored"):
-        enqueue_many("parcels", items, using=alias)
-    report = enqueue_many("parcels", items, on_invalid="reject", using=alias)
-    assert (report.enqueued, [one.index for one in report.rejections]) == (2, [1])
+    for value in ("heavy", 2**70, None):
+        items = [{"columns": {"weight": one}} for one in (3, value, 5)]
+        with pytest.raises(EnqueueError, match=rf"^items\[1\]: columns: weight={value!r} cannot be stored"):
+            enqueue_many("parcels", items, using=alias)
+        report = enqueue_many("parcels", items, on_invalid="reject", using=alias)
+        assert (report.enqueued, [one.index for one in report.rejections]) == (2, [1])
 
 
 def test_a_time_in_an_own_column_keeps_its_microseconds() -> None:
@@ -173,9 +174,12 @@ def test_a_time_in_an_own_column_keeps_its_microseconds() -> None:
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
-def test_a_copy_leaves_what_the_database_generates_to_it(alias: str, settings: Any) -> None:
+def test_each_value_fits_its_own_column_and_a_copy_leaves_what_the_database_generates(
+    alias: str, settings: Any
+) -> None:
     class Crate(AbstractTask):
         weight = models.IntegerField(db_default=1)
+        label = models.CharField(max_length=5, db_default="")
         twice = models.GeneratedField(
             expression=models.F("weight") * 2, output_field=models.IntegerField(), db_persist=True
         )
@@ -187,6 +191,9 @@ def test_a_copy_leaves_what_the_database_generates_to_it(alias: str, settings: A
     with connections[alias].schema_editor() as editor:
         editor.create_model(Crate)
     try:
+        for label, words in (("longer", "6 characters, and the column 5"), ("a\0b", "no NUL")):
+            with pytest.raises(EnqueueError, match=f"label=.* cannot be stored: .*{words}"):
+                enqueue("crates", columns={"weight": 4, "label": label})
         enqueue("crates", columns={"weight": 4})
         enqueue_copy(Crate.objects.using(alias).get())
         assert list(Crate.objects.using(alias).values_list("weight", "twice")) == [(4, 8), (4, 8)]
