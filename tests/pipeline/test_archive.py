@@ -251,7 +251,7 @@ def test_a_table_of_one_s_own_is_archived(own: Database, folder: Path) -> None:
 STEPS = ("export", "verify", "delete", "publish", "close")
 
 
-@pytest.mark.parametrize("where", ["folder", pytest.param("bucket", marks=pytest.mark.slow), ON_AZURE])
+@pytest.mark.parametrize("where", ["folder", pytest.param("bucket", marks=pytest.mark.slow), *ON_AZURE])
 def test_a_run_killed_at_any_step_is_continued(postgres_process_database: Any, where: str, request: Any) -> None:
     lake = place_of(request.getfixturevalue(where))
     fill()

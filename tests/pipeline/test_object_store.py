@@ -22,7 +22,7 @@ def written(lake: Lake, token: str, *numbers: int) -> DataFile:
     return Export(lake, token).write_day("tasks", DAY, pa.table(rows(*numbers)), "0")
 
 
-@pytest.fixture(params=["tmp_path", "bucket", ON_AZURE])
+@pytest.fixture(params=["tmp_path", "bucket", *ON_AZURE])
 def where(request: pytest.FixtureRequest) -> str:
     """A folder, and a place in an object store: they keep the same promises."""
     return place_of(request.getfixturevalue(request.param))
