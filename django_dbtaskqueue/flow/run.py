@@ -99,7 +99,8 @@ def expiry(lease: Lease, expired: str) -> outcomes.CompleteDelete | Poison | Non
         return None
     if expired == "delete":
         return outcomes.CompleteDelete()
-    return Poison(f"Expired at {lease.expire_time.isoformat()}, before it could be started")
+    what = "be started" if lease.total_attempt == 1 else "go on"  # it slept, waited for a signal, or failed before
+    return Poison(f"Expired at {lease.expire_time.isoformat()}, before it could {what}")
 
 
 def refusal(lease: Lease, processor: Processor | None, expired: str) -> outcomes.CompleteDelete | Poison | Park | None:

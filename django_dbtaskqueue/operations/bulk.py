@@ -74,8 +74,7 @@ def preview(
     request, search = request_of(verb, q, options=options)
     tasks = select(search, narrow(tasks_for(search, using, write=True), actor or Actor()))
     homes = {alias for queue in search.queues() for alias in aliases_of(queue)}
-    seen = actions.preview(tasks, request, count_in_time)
-    seen = replace(seen, database=tasks.db, others=sorted(homes - {tasks.db}))
+    seen = replace(actions.preview(tasks, request, count_in_time), database=tasks.db, others=sorted(homes - {tasks.db}))
     return replace(seen, estimate=estimate(tasks)) if seen.selected is None or seen.selected.more else seen
 
 

@@ -12,6 +12,7 @@ from django.db import connection
 from django_dbtaskqueue import Fixed, PayloadError, SignalRefused, SignalTimeout, enqueue, processor, signal
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Step, Task
+from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from django_dbtaskqueue.testing import advance, drain
 from tests.conftest import ProcessDatabase
 from tests.processing import named
@@ -104,6 +105,17 @@ def test_a_signal_is_received_whenever_it_is_sent(site: Site, sent: str, group: 
     assert site.values("result") == [[1, 2]]
     received = Step.objects.using(site.alias).filter(name="approved").order_by("position")
     assert list(received.values_list("kind", "result", "position")) == [("signal", 1, 1), ("signal", 2, 2)]
+
+
+def test_a_task_whose_time_to_live_ends_while_it_waits_is_said_to_have_begun(site: Site) -> None:
+    processor(QUEUE)(wait)
+    site.enqueue(ttl=HOUR)
+    site.drain()
+    site.enqueue(ttl=HOUR)
+    advance(DAY, using=site.alias)
+    Housekeeper().turn(RetentionPolicy())
+    ends = [text.partition("before ")[2] for text in site.values("process_result")]
+    assert ends == ["it could go on", "it could be started"]
 
 
 @both
