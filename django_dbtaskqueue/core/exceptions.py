@@ -31,14 +31,19 @@ class EnqueueError(TaskQueueError):
     """A task was refused before anything was written."""
 
 
+MAX_NAMED_QUEUES = 20  # in an error
+
+
 class UnknownQueue(EnqueueError):
     """The queue is neither in ``DBTASKQUEUE["QUEUES"]``, nor a processor's, nor a row of ``Queue``."""
 
     def __init__(self, queue: object, known: Iterable[str] = ()) -> None:
         self.queue = queue
         names = sorted(known)
+        more = f" and {len(names) - MAX_NAMED_QUEUES} more" if len(names) > MAX_NAMED_QUEUES else ""
+        there = f"{', '.join(names[:MAX_NAMED_QUEUES]) or 'none'}{more}"
         super().__init__(
-            f"Unknown queue {queue!r}.{near_match(str(queue), names)} Known queues: {', '.join(names) or 'none'}. "
+            f"Unknown queue {queue!r}.{near_match(str(queue), names)} Known queues: {there}. "
             f'Add it to DBTASKQUEUE["QUEUES"] or register a processor with @processor({str(queue)!r}).'
         )
 

@@ -24,3 +24,8 @@ def test_an_error_is_the_same_in_another_process() -> None:
         for other in (pickle.loads(pickle.dumps(error)), copy(error)):  # noqa: S301 -- just pickled here
             assert type(other) is kind
             assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
+
+
+def test_an_unknown_queue_among_many_is_told_with_a_few_of_them() -> None:
+    told = str(exceptions.UnknownQueue("queue-4O", [f"queue-{number}" for number in range(400)]))
+    assert "Did you mean 'queue-4" in told and "and 380 more. Add" in told and len(told) < 500
