@@ -51,6 +51,22 @@ def test_leases_that_ran_out_in_memory_leave_their_batch(where: str) -> None:
     assert {done.lease.id for done in ended if done.settlement == Release()} == {lease.id for lease in late}
 
 
+def test_a_coroutine_whose_lease_ran_out_in_memory_does_not_start() -> None:
+    ended, ran = list[Done](), list[int]()
+    enqueue("work")
+    (lease,) = Task.objects.checkout("work", poller_instance="poller")
+    lease.deadline = clock.monotonic() - 1
+
+    async def process(task: Lease) -> None:
+        ran.append(task.id)
+
+    executor = thread.AsyncExecutor(1, lambda done, idle: ended.append(done), ConcurrencyLimiter())
+    executor.submit([Job(lease, Processor("work", process))], fast=False)
+    until(lambda: len(ended) == 1)
+    executor.close()
+    assert (ran, ended[0].settlement) == ([], Release())
+
+
 def test_an_executor_is_closed_while_a_thread_of_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = thread.ThreadExecutor(1, lambda done, idle: None, ConcurrencyLimiter())
     closing, start = threading.Thread(target=executor.close), threading.Thread.start

@@ -25,7 +25,7 @@ from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.run import run, run_all, run_all_async
+from django_dbtaskqueue.flow.run import run, run_all, run_all_async, run_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run, stopped
 
 # -- connections of such a thread: none harms the next task, and a dead one harms no task ------------------------------
@@ -389,24 +389,43 @@ class AsyncExecutor(Executor):
             await tidy_async(doubtful=False)  # no coroutine reads from a connection now: it goes back
 
     async def _run(self, task: asyncio.Task[None], job: Job) -> None:
-        current = self._begin(task, job)
-        if current is None:
+        lease, started = job.lease, clock.monotonic()
+        if not job.processor.plain or started >= lease.deadline:
+            await self._run_special(task, job)
             return
-        job = current.job
-        settlements: list[Settlement | None]
+        database_use.set(use := DatabaseUse())
+        self.runs[task] = current = tuple.__new__(Run, (job, started))  # as on a thread
+        observe.started(lease, job.processor)
+        settlements = await self._settlements(task, job, use)
+        del self.runs[task]
+        if not self._given_up or not self._is_late(current):
+            done = tuple.__new__(Done, (lease, settlements[0], clock.monotonic() - started))
+            self._finish(done, idle=not self.todo)
+        await self._tidy(settlements, use)
+
+    async def _run_special(self, task: asyncio.Task[None], job: Job) -> None:
+        if (current := self._begin(task, job)) is not None:
+            use = database_use.get()
+            settlements = await self._settlements(task, current.job, use)
+            self._end(task, settlements)
+            await self._tidy(settlements, use)
+
+    async def _settlements(self, task: asyncio.Task[None], job: Job, use: DatabaseUse) -> Sequence[Settlement | None]:
         try:
-            settlements = await run_all_async(job.leases, job.processor)
-            if database_use.get().dead:
-                settlements = await unless_dead_async(settlements)
+            if job.processor.plain:
+                settlements = [await run_async(job.lease, job.processor)]
+            else:
+                settlements = await run_all_async(job.leases, job.processor)
+            return await unless_dead_async(settlements) if use.dead else settlements
         except asyncio.CancelledError:
             task.uncancel()
-            settlements = stopped(job, Fail("Cancelled while the poller was stopping"))
+            return stopped(job, Fail("Cancelled while the poller was stopping"))
         except BaseException as error:
-            settlements = stopped(job, Fail(error))
-        self._end(task, settlements)
-        doubtful = database_use.get().doubtful
-        if doubtful or [one for one in settlements if one is not None and one.facts.error is not None]:
-            await tidy_async(doubtful=doubtful)
+            return stopped(job, Fail(error))
+
+    async def _tidy(self, settlements: Sequence[Settlement | None], use: DatabaseUse) -> None:
+        if use.doubtful or [one for one in settlements if one is not None and one.facts.error is not None]:
+            await tidy_async(doubtful=use.doubtful)
 
 
 def _close_connections() -> None:
