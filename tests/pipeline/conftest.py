@@ -19,7 +19,7 @@ from django_dbtaskqueue.pipeline.database import Database
 from tests import templates
 from tests.conftest import ProcessDatabase, _as_default, _postgres_copy
 from tests.forks import program
-from tests.pipeline.lakes import AZURE, AZURITE, MAKE_CONTAINER, Bucket, Container
+from tests.pipeline.lakes import AZURE, AZURITE, MAKE_CONTAINER, Bucket
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def azurite() -> Iterator[None]:
 
 
 @pytest.fixture
-def container(azurite: None, monkeypatch: pytest.MonkeyPatch) -> Container:
+def container(azurite: None, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in AZURE.items():
         monkeypatch.setenv(name, value)
-    return Container(uuid.uuid4().hex)
+    return f"abfss://lake@devstoreaccount1.dfs.core.windows.net/{uuid.uuid4().hex}/lake"

@@ -132,16 +132,5 @@ AZURE = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Container:
-    """A folder of Azure's blobs, on Azurite."""
-
-    name: str
-
-    @property
-    def lake(self) -> str:
-        return f"abfss://lake@devstoreaccount1.dfs.core.windows.net/{self.name}/lake"
-
-
-def place_of(found: Path | Bucket | Container) -> str:
-    return str(found) if isinstance(found, Path) else found.lake
+def place_of(found: Path | Bucket | str) -> str:
+    return found.lake if isinstance(found, Bucket) else str(found)
