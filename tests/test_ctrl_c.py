@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY
 from tests.support import PATIENCE, until
 
 NAME = "DBTASKQUEUE_TEST_RUN"  # in the environment of all that the run starts
-SUITES = ["tests/chaos/test_kill.py", "tests/pipeline/spark", "tests/browser/test_road.py", "tests/poller"]
+SUITES = ["tests/pipeline/spark/test_lake.py", "tests/poller/test_supervisor.py"]  # pollers at work, beside Java
 STARTED = ["bin/postgres", "bin/java", "manage.py runtaskpoller"]
 
 
