@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
     from xdist.scheduler import LoadScopeScheduling
 
-# All that needs Spark stays in one process, for one JVM. A cluster's and the jobs' own processes start JVMs, one at a
-# time; beside the jobs is what needs a server of S3. What crashes or fills a server shares one. These take longest, so
-# they start first.
+# What needs Spark stays in one process, for one JVM; the slow pages have a second one. A cluster's and the jobs' own
+# processes start JVMs, one at a time; beside the jobs is what needs a server of S3. What crashes or fills a server
+# shares one. These take longest, so they start first.
 FIRST = {
-    "spark": re.compile(r"tests/pipeline/spark/|page_works\[\S*pipeline"),
+    "spark": re.compile(r"tests/pipeline/spark/"),
+    "pages of spark": re.compile(r"page_works\[\S*pipeline"),
     "cluster": re.compile(r"pipeline/test_cluster"),
     "jobs": re.compile(r"pipeline/test_(archive|command|erase|object_store)|test_spark_"),
     "crash": re.compile(r"tests/chaos/test_(outage|stale_connections|standby)|test_role_logins|test_more_groups_than"),
