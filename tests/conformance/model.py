@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-LEASE = 60
+LEASE = 6000
 ENDED = ("COMPLETED", "ERROR", "POISON")
 
 
