@@ -44,10 +44,11 @@ CONTENTS = {
     ],
     "Understand": [
         *("explanation/comparison", "explanation/performance", "explanation/reliability", "explanation/scale"),
-        *("design", "decisions/leases", "decisions/checkout", "decisions/order", "decisions/other-systems"),
-        "decisions/tried-and-left",
+        "design",
+        "decisions/index",
     ],
 }
+DECISIONS = "\n```{toctree}\n:glob:\n\n*\n```\n"
 TITLED_FENCE = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
 OUTSIDE_LINK = re.compile(r"\]\((?:\.\./)+((?:tests|example_project|django_dbtaskqueue)/[^)\s]+|[A-Z]+\.md)\)")
 
@@ -89,7 +90,8 @@ def adapt(app: Sphinx, name: str, source: list[str]) -> None:
     """Add what only the site needs to the text of a page."""
     text = TITLED_FENCE.sub(r"```{code-block} \1\n:caption: \2\n", from_code.fill(source[0]))
     text = OUTSIDE_LINK.sub(rf"]({SOURCE_URL}/blob/main/\1)", text)
-    source[0] = text + "".join(map(toctree, CONTENTS)) if name == "index" else text
+    text += "".join(map(toctree, CONTENTS)) if name == "index" else ""
+    source[0] = text + DECISIONS if name == "decisions/index" else text
 
 
 def toctree(caption: str) -> str:

@@ -57,7 +57,8 @@ def test_each_picture_is_small_and_shown_with_a_text_that_says_what_it_shows() -
 def test_every_page_is_in_the_table_of_contents() -> None:
     contents = (REPOSITORY / "docs/conf.py").read_text()
     pages = [one.relative_to(REPOSITORY / "docs").with_suffix("") for one in (REPOSITORY / "docs").rglob("*.[mr][ds]*")]
-    assert pages and [str(one) for one in pages if one.name != "index" and f'"{one}"' not in contents] == []
+    asked = [str(one) for one in pages if str(one.parent) != "decisions" and str(one) != "index"]  # each is one there
+    assert asked and [one for one in asked if f'"{one}"' not in contents] == []
 
 
 @pytest.mark.slow
