@@ -21,6 +21,7 @@ TOP_LEVEL = {
     *(PACKAGE, "example_project", "tests", "docs", "manage.py", "pyproject.toml", "README.md", "LICENSE"),
     *("CHANGELOG.md", "PKG-INFO", ".ci", ".github", ".editorconfig", ".gitignore", ".pre-commit-config.yaml"),
 }
+INDEX = "https://img.shields.io/pypi/v"
 # What a file of the package may be.
 SUFFIXES = {".py", ".html", ".css", ".js", ".po", ".mo", ".typed"}
 NAMES = {"LICENSE", "SHA256SUMS"}  # of vendored files
@@ -72,6 +73,9 @@ def test_the_page_of_the_index_has_working_links(wheel: zipfile.ZipFile) -> None
     assert urls == PROJECT["urls"] and {"Documentation", "Source", "Issues", "Changelog"} <= set(urls)
     text = metadata.get_payload()
     assert PROJECT["urls"]["Source"] in text and RELATIVE_LINK.findall(text) == []
+    assert [name for name in PROJECT["optional-dependencies"] if f"`{name}`" not in text] == [], "an extra says nothing"
+    badges = re.findall(r"^\[!\[\w+\]\((.+?)\)\]", text, re.MULTILINE)
+    assert badges == [f"{PROJECT['urls']['Source']}/actions/workflows/ci.yml/badge.svg", f"{INDEX}/{PROJECT['name']}"]
 
 
 def test_the_wheel_has_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:

@@ -95,7 +95,7 @@ def test_readme(python: Python, database: dict[str, Any] | None, environment: En
     newcomer = Newcomer(tmp_path, environment(python, "readme"))
     had_shop(newcomer, database)
     newcomer.before["migrate"] = lambda: newcomer.visit("unmigrated")
-    newcomer.read(README, after="## Add it to an existing project", until="## See it run")
+    newcomer.read(README, after="## In code", until="## See it run")
     newcomer.type_python(Block("python", "mysite/urls.py", ORDER_URL, 0))
     newcomer.visit("empty")
     newcomer.run([*MANAGE, "shell", "--command", SELL])
