@@ -4,10 +4,10 @@ import ast
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +18,18 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull.handle import QueueHandle
 from django_dbtaskqueue.signals import Listener
 from tests.architecture.source import MODULES, PACKAGE, REPOSITORY
+from tests.browser.conftest import chromium as chromium
 from tests.browser.pictures import DOCS
 from tests.docs.pages import FENCE, blocks, shown
 from tests.docs.test_blocks import PAGES
 from tests.docs.test_reference import page, table
+from tests.stranger.environments import execute
 
+SEARCHES = {
+    "cron": "howto/schedules", "cancel": "howto/stop-tasks", "requeue": "howto/operate-at-night",
+    "retry": "howto/operate-at-night", "stuck": "howto/why-a-task-does-not-run", "delete old tasks": "howto/deploy",
+    "permissions": "reference/operations", "async": "reference/api",
+}  # fmt: skip
 IMAGE = re.compile(r"!\[([^]]*)\]\([^)]*images/([^)]+)\)")
 
 
@@ -61,23 +68,41 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert asked and [one for one in asked if f'"{one}"' not in contents] == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_site_is_built_without_a_warning_and_shows_every_public_name(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site; a warning fails its build."""
     if importlib.util.find_spec("sphinx") is None and "CI" not in os.environ:
         pytest.skip('the extra "docs" is not installed')
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html", "docs", str(folder)]
+    execute(command, cwd=REPOSITORY)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_site_shows_every_public_name(built: Path) -> None:
     from sphinx.util.inventory import InventoryFile
 
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html", "docs", str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    shown = InventoryFile.loads((tmp_path / "objects.inv").read_bytes(), uri="").data
+    shown = InventoryFile.loads((built / "objects.inv").read_bytes(), uri="").data
     names = {name for kind, objects in shown.items() if kind.startswith("py:") for name in objects}
     assert {f"{module}.{name}" for module, found in public_names().items() for name in found} - names == set()
     # It shows the titles of files, and no link leaves the pages.
-    tutorial, semantics = ((tmp_path / name).read_text() for name in ("tutorial.html", "reference/semantics.html"))
+    tutorial, semantics = ((built / name).read_text() for name in ("tutorial.html", "reference/semantics.html"))
     assert "flightdesk/settings.py" in tutorial and 'href="../../tests' not in semantics
     assert "/blob/main/tests/conformance/test_settle.py" in semantics
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_search_of_the_site_has_the_right_page_among_its_first_three_answers(built: Path, chromium: Any) -> None:
+    browser_page = chromium.new_page()
+    for words, right in SEARCHES.items():
+        browser_page.goto(f"{(built / 'search.html').as_uri()}?q={words}")
+        answers = browser_page.locator("#search-results li > a")
+        answers.nth(2).wait_for()
+        found = [str(answers.nth(number).get_attribute("href")) for number in range(3)]
+        assert [one for one in found if one.startswith(right)], f"{words}: {found}"
 
 
 # -- each public name is explained on a page, and an executed example uses it ------------------------------------------
