@@ -5,7 +5,9 @@ import re
 import signal
 import urllib.error
 import urllib.request
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_dbtaskqueue.models import Task
+from example_project.flights.demo import screen
 from example_project.flights.models import Claim, Filing
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.docs.pages import free_port
 from tests.poller.processes import manage
-from tests.support import PATIENCE, eventually
+from tests.support import PATIENCE, eventually, until
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "example_project.settings"}
 KEYS = {
@@ -72,6 +75,12 @@ def test_a_run_goes_on_after_another_without_spark(postgres_process_database: Pr
     with pytest.raises(AssertionError, match=r"(?s)exit 1.*1 off.*The balance is off"):
         demo(postgres_process_database, tmp_path, "--tasks", "20", "--pollers", "1")
     assert json.loads((tmp_path / "out.json").read_text())["conservation_ok"] is False
+
+
+def test_a_long_step_gives_a_sign_of_life_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "SIGN_OF_LIFE_S", 0.01)
+    with redirect_stdout(StringIO()) as said, screen.Screen().step("Spark", "starting"):
+        until(lambda: re.search(r"Spark +starting … \d+ s", said.getvalue()))
 
 
 def test_bad_options_are_refused_at_once(db: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from rich.table import Table
 from example_project.flights.demo.figures import Figures
 
 Update = Callable[[int], None]
+SIGN_OF_LIFE_S = 10.0  # between the lines of a step that lasts
 
 
 class Screen:
@@ -27,13 +29,23 @@ class Screen:
 
     @contextmanager
     def step(self, name: str, what: str) -> Iterator[None]:
-        """Say what is done now, before it is done; on a terminal with a spinner while it lasts."""
-        if not self.console.is_terminal:
-            self.say(name, f"{what} …")
-            yield
+        """Say what is done now, before it is done. While it lasts there is a spinner, or a line now and then."""
+        if self.console.is_terminal:
+            with self.console.status(f"[bold]{name:<10}[/] {what}"):
+                yield
             return
-        with self.console.status(f"[bold]{name:<10}[/] {what}"):
+        self.say(name, f"{what} …")
+        ended = threading.Event()
+        threading.Thread(target=self._tell_time, args=(name, what, ended), daemon=True).start()
+        try:
             yield
+        finally:
+            ended.set()
+
+    def _tell_time(self, name: str, what: str, ended: threading.Event) -> None:
+        start = time.monotonic()
+        while not ended.wait(SIGN_OF_LIFE_S):
+            self.say(name, f"{what} … {time.monotonic() - start:.0f} s")
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Update]:
