@@ -16,6 +16,8 @@ pytestmark = pytest.mark.usefixtures("long_heartbeat")  # the scene's pollers ar
 
 
 LISTS = ("overview", "poisontask", "poller", "auditentry", "taskhistory", "attempt", "doctor")
+WIDE = """[...document.querySelectorAll(".dbtq-scroll:not(#dbtq-graph), .table-container, html")]
+    .filter((one) => one.scrollWidth > one.clientWidth).map((one) => `${one.className} is ${one.scrollWidth} wide`)"""
 SETTLED = "Promise.allSettled(document.getAnimations().map((one) => one.finished)).then(() => null)"
 
 
@@ -47,6 +49,9 @@ def test_every_page_works_under_a_strict_policy_and_for_everybody(site: Site) ->
             if name in LOOKS:
                 LOOKS[name](page)
             faults |= examined(site, page, axe, name)
+            page.set_viewport_size({"width": 1440, "height": 900})
+            faults[f"{name} at 1440 pixels"] = page.evaluate(WIDE)
+            page.set_viewport_size({"width": 1120, "height": 900})
         page.goto(site.url("task/?q=status:ERROR"))
         page.check("#dbtq-tick-1")
         for button, name in (("reprocess", "confirm"), ("edit_schedule", "form of a schedule")):
