@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from statistics import fmean
 from typing import Annotated
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _, gettext_lazy, ngettext, ngettext_lazy
 
@@ -32,6 +32,7 @@ COUNTED_RELATED = 10_000  # how far parents and children are counted
 MAX_STEPS_SHOWN = 200  # the last ones
 MAX_TASKS_DRAWN = 5000  # of a larger batch the page has links to the lists alone
 MAX_EDGES_DRAWN = 20_000
+SHOWN_OF_NODES = ("queue", "reference", "status")
 MAX_BOXES = 30  # of more tasks those that are alike share one
 MAX_FAILED_ALONE = 10  # failed tasks that keep a box of their own
 DIGITS = re.compile(r"\d+")
@@ -257,36 +258,34 @@ class Graph:
 
 
 def graph_of(row: Batch, actor: Actor) -> Graph:
-    """Return the graph of a batch: its tasks and its callback, in at most two queries and two for each table."""
-    alias = str(row._state.db)
-    keys: list[TaskKey] = []
-    for model in sorted({model_for(queue) for queue in row.queues}, key=lambda model: model._meta.label_lower):
-        tasks = model._base_manager.using(alias).filter(batch=row.pk).order_by("pk")
-        ids = tasks.values_list("pk", flat=True)[: MAX_TASKS_DRAWN + 1]
-        keys += [TaskKey(model._meta.label_lower, pk) for pk in ids]
-    if len(keys) > MAX_TASKS_DRAWN:
-        return Graph()
+    """Return the graph of a batch: its tasks and its callback, in at most three queries and four for each table."""
+    alias, edges = str(row._state.db), Dependency.objects.using(row._state.db)  # in no order: it would read them all
     last = None if row.callback_id is None else TaskKey(row.callback_location, row.callback_id)
-    keys += [last] if last else []
+    asked = [edges.filter(child_location=last.location, child_id=last.id)] if last else []
+    rows: dict[TaskKey, tuple[str, str | None, str]] = {}
+    for model in sorted({model_for(queue) for queue in row.queues}, key=lambda model: model._meta.label_lower):
+        label, tasks = model._meta.label_lower, model._base_manager.using(alias).filter(batch=row.pk)
+        found = tasks.order_by("pk").values_list("pk", *SHOWN_OF_NODES)[: MAX_TASKS_DRAWN + 1]
+        rows |= {TaskKey(label, one[0]): one[1:] for one in found}
+        asked.append(edges.filter(child_location=label, child_id__in=tasks.values("pk")))
+    if len(rows) > MAX_TASKS_DRAWN:
+        return Graph()
     names: dict[TaskKey, str] = {}
     waits: list[Wait] = []
-    here = Q(pk__in=())
-    for location in {key.location for key in keys}:
-        here |= Q(child_location=location, child_id__in=[key.id for key in keys if key.location == location])
-    edges = Dependency.objects.using(alias).filter(here).order_by("pk")
-    columns = ("parent_location", "parent_id", "child_location", "child_id", "name", "outcome")
-    for above, parent, below, child, name, outcome in edges.values_list(*columns)[: MAX_EDGES_DRAWN + 1]:
-        waits.append((TaskKey(above, parent), TaskKey(below, child), outcome is None))
-        names.setdefault(waits[-1][0], name)
-    keys = [*dict.fromkeys([*keys, *names])]
+    columns = ("pk", "parent_location", "parent_id", "child_location", "child_id", "name", "outcome")
+    for one in asked:
+        for _pk, above, parent, below, child, name, outcome in sorted(one.values_list(*columns)[: MAX_EDGES_DRAWN + 1]):
+            waits.append((TaskKey(above, parent), TaskKey(below, child), outcome is None))
+            names.setdefault(waits[-1][0], name)
     if len(waits) > MAX_EDGES_DRAWN:
         return Graph()
-    rows = rows_of({*keys}, alias)
-    return laid_out([_node(key, names.get(key, ""), rows.get(key, GONE_TASK), actor) for key in keys], waits, last)
+    keys = dict.fromkeys([*rows, *([last] if last else []), *names])
+    rows |= rows_of(keys.keys() - rows.keys(), alias, SHOWN_OF_NODES)
+    return laid_out([_node(key, names.get(key, ""), rows.get(key, ("", None, "")), actor) for key in keys], waits, last)
 
 
-def _node(key: TaskKey, name: str, found: tuple[str, str | None, str, object], actor: Actor) -> Node:
-    queue, reference, status, _result = found
+def _node(key: TaskKey, name: str, found: tuple[str, str | None, str], actor: Actor) -> Node:
+    queue, reference, status = found
     if queue and not actor.sees(queue):
         queue, reference, name = "", None, ""
     text = name or reference or f"{queue} {key.id}".strip()
@@ -340,7 +339,8 @@ def folded(nodes: Sequence[Node], waits: Sequence[Wait]) -> tuple[dict[TaskKey, 
             first_of = _first_equal(order, parents, by_layer=by_layer)
     boxes: dict[TaskKey, Node] = {}
     for node in order:
-        box = boxes.setdefault(first_of[node.key], replace(node, number=0))
+        if (box := boxes.get(first_of[node.key])) is None:
+            box = boxes[first_of[node.key]] = replace(node, number=0)
         box.number += 1
         box.kind = box.kind if box.kind == node.kind else box.queue or "…"
     lines: Lines = {}
