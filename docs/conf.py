@@ -82,6 +82,7 @@ ogp_image = f"{SOURCE_URL}/raw/main/docs/images/admin-overview-light.webp"
 ogp_social_cards = {"enable": False}  # they need matplotlib
 
 html_theme = "furo"
+html_static_path, html_css_files = ["_static"], ["site.css"]
 html_title = f"{project} {release}"
 html_theme_options = {"source_repository": SOURCE_URL, "source_branch": "main", "source_directory": "docs/"}
 

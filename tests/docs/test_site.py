@@ -88,7 +88,7 @@ def test_the_site_shows_every_public_name(built: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_search_of_the_site_has_the_right_page_among_its_first_three_answers(built: Path, chromium: Any) -> None:
+def test_the_search_answers_in_three_and_the_comparison_is_seen_whole(built: Path, chromium: Any) -> None:
     browser_page = chromium.new_page()
     for words, right in SEARCHES.items():
         browser_page.goto(f"{(built / 'search.html').as_uri()}?q={words}")
@@ -96,6 +96,10 @@ def test_the_search_of_the_site_has_the_right_page_among_its_first_three_answers
         answers.nth(2).wait_for()
         found = [str(answers.nth(number).get_attribute("href")) for number in range(3)]
         assert [one for one in found if one.startswith(right)], f"{words}: {found}"
+    browser_page.set_viewport_size({"width": 1440, "height": 900})
+    browser_page.goto((built / "explanation/comparison.html").as_uri())
+    wide = "[...document.querySelectorAll('.table-wrapper')].filter((one) => one.scrollWidth > one.clientWidth).length"
+    assert browser_page.evaluate(wide) == 0, "its tables are whole"
 
 
 # -- each public name is explained on a page, and an executed example uses it ------------------------------------------
