@@ -253,17 +253,17 @@ def _failures(alias: str, queues: Sequence[QueueStats]) -> Iterator[Finding]:
             yield _error("queue.failing", words, remedy, (queue,), **given)
     if left := [row for row in queues if row.statuses[Status.ERROR] and _is_left(alias, row.queue)]:
         shown = names_of([f"{row.queue} ({row.statuses[Status.ERROR]})" for row in left])
-        words = _("Tasks have been in ERROR for over a day: %(queues)s.")
+        words = _("Tasks have been in ERROR for over an hour: %(queues)s.")
         remedy = _("Reprocess those that can succeed now, and move the others to POISON: see the page of failures.")
         yield _warning("task.left", words, remedy, [row.queue for row in left], queues=shown)
 
 
 def _is_left(alias: str, queue: str) -> bool:
-    """Whether the first task of a queue in ERROR failed over a day ago."""
+    """Whether the first task of a queue in ERROR failed over an hour ago, when its failure is not new any more."""
     for _alias, model in locations_on(alias):
         tasks = model._base_manager.using(alias)
         first = tasks.filter(queue=queue, final_status=Status.ERROR).order_by("pk").values("pk")[:1]
-        if tasks.filter(pk__in=first, finish_time__lt=Now() - DAY).exists():
+        if tasks.filter(pk__in=first, finish_time__lt=Now() - HOUR).exists():
             return True
     return False
 

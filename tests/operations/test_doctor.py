@@ -118,9 +118,12 @@ def test_failures_that_are_new_or_more_than_before_and_errors_that_nobody_looks_
     assert "queue.failing" not in found(alias), "the new failure is why"
     counts.create(kind="failure", queue="parcels", name="new", count=10)
     assert found(alias)["failure.new"].level == "error"
-    make_task("ERROR", finish_time=timedelta(days=-2), using=alias)
-    assert "task.left" not in found(alias), "the first one in ERROR is of today"
-    Task.objects.using(alias).update(finish_time=timezone.now() - timedelta(days=2))
+    make_task("ERROR", finish_time=-2 * HOUR, using=alias)
+    assert "task.left" not in found(alias), "the first one in ERROR is of this hour"
+    Task.objects.using(alias).update(finish_time=timezone.now() - 2 * HOUR)
+    FailureGroup.objects.using(alias).update(first_seen=timezone.now() - 2 * HOUR)
+    counts.filter(queue="parcels").delete()
+    assert found(alias).keys() == {"task.left"}, "when no failure is new any more, and nothing runs"
     assert "parcels (2)" in found(alias)["task.left"].words
 
 
