@@ -31,7 +31,7 @@ from django_dbtaskqueue.db.session import Session, alias_for, asynchronous, mode
 from django_dbtaskqueue.flow import placement, usage
 from django_dbtaskqueue.flow.dependencies import members, related_of
 from django_dbtaskqueue.flow.insert import MAX_ROUNDS, REFERENCE, Insert
-from django_dbtaskqueue.flow.placement import LEFT_TABLE, Row, refused, route
+from django_dbtaskqueue.flow.placement import LEFT_TABLE, Row, refused, route, stored_key
 from django_dbtaskqueue.models import Task
 
 NO_RULES = (None, None, None, None)  # of uniqueness, of other tasks, of the queue's capacity, of a group
@@ -131,10 +131,10 @@ def _insert_plain(queue: str, row: Row, settings: conf.QueueSettings, on_duplica
     """Insert a task by one statement: nothing but its reference can stand in its way."""
     session = Session(connections[alias], model_of(settings))
     timed = row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None
-    own, own_params = placement.own_columns(session, row) if row[OWN_COLUMNS] else ((), {})
+    own = placement.own_types(session, row[OWN_COLUMNS]) if row[OWN_COLUMNS] else ()
     bare, referenced = RARE_VALUES(row) == NO_RARE_VALUES, row["reference_number"] is not None
     sql = session.sql.insert(timed=timed, referenced=referenced, bare=bare, own=own)
-    params = {**row, **own_params, "queue_name": queue}
+    params = {**row, **(placement.own_parameters(session, row) if own else {}), "queue_name": queue}
     params["run_at"] = None if row["run_at"] is None else session.time_text(row["run_at"])
     del params[OWN_COLUMNS]
     for _ in range(MAX_ROUNDS):  # the task in the way may go between two statements
@@ -205,7 +205,7 @@ def _task(session: Session, queue: str, row: Row, written: tuple[Any, ...], *, i
         values[name] = None if (text := row[column]) is None else json_payload.loads(text)
     if row[OWN_COLUMNS]:
         fields = placement.own_fields(session.model)
-        values |= {fields[name].attname: getattr(value, "pk", value) for name, value in row[OWN_COLUMNS].items()}
+        values |= {fields[name].attname: stored_key(fields[name], value) for name, value in row[OWN_COLUMNS].items()}
     return _instance(session, values)
 
 

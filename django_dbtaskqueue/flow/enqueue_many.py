@@ -13,10 +13,11 @@ from datetime import timedelta
 from enum import Enum
 from functools import partial
 from itertools import chain, islice
+from operator import attrgetter
 from types import NoneType
 from typing import Any, NoReturn
 
-from django.db import transaction
+from django.db import DataError, IntegrityError, transaction
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
@@ -36,6 +37,7 @@ from django_dbtaskqueue.flow.insert import Batch, Insert, UniformRows, Written, 
 from django_dbtaskqueue.flow.placement import LEFT_TABLE, Row, apply_rule, check_choice, check_timeout, route, rule_of
 
 NO_OPTIONS = TaskOptions()
+ITEM = "item"  # a key of a row: the place of its item
 DERIVED = "derived"  # a key of a row whose reference a rule has derived
 MAX_ROWS_PER_STATEMENT = 5000  # this bounds the memory of an enqueue_many
 MAX_PAYLOAD_BYTES_PER_STATEMENT = 16 * 2**20  # of payload in one statement, give or take a slice
@@ -125,11 +127,28 @@ def _enqueue_items(queue: str, items: Iterable[Any], how: InsertOptions, on_inva
             stack.enter_context(transaction.atomic(using=alias))
         for shares in chunks:
             for alias, share in shares.items():
-                done.update(_insert(insert, sessions[alias], share, rule))
-    return EnqueueReport(**done, rejections=tuple(rejections))
+                if chunks.rejections is not None and isinstance(share, list) and any(row[OWN_COLUMNS] for row in share):
+                    share = placement.without_orphans(sessions[alias], share, chunks.reject)
+                    done.update(_insert_apart(insert, sessions[alias], share, chunks))
+                else:
+                    done.update(_insert(insert, sessions[alias], share, rule))
+    return EnqueueReport(**done, rejections=tuple(sorted(rejections, key=attrgetter("index"))))
 
 
 aenqueue_many = asynchronous(enqueue_many)
+
+
+def _insert_apart(insert: Insert, session: Session, rows: list[Row], chunks: Chunks) -> Counter[str]:
+    """Insert tasks but for those that the database refuses: it refuses a statement, so halves of it are tried."""
+    try:
+        with session.atomic():
+            return _insert(insert, session, rows, chunks.rule)
+    except (DataError, IntegrityError) as error:
+        if len(rows) == 1:
+            chunks.reject(rows[0], f"columns: the database refused them: {str(error).splitlines()[0]}")
+            return Counter()
+    middle = len(rows) // 2
+    return sum((_insert_apart(insert, session, half, chunks) for half in (rows[:middle], rows[middle:])), Counter())
 
 
 def _insert(insert: Insert, session: Session, share: Batch, rule: UniqueRule | None) -> Counter[str]:
@@ -242,6 +261,13 @@ class Chunks:
             return None
         return UniformRows(references, written, {**self._same, "payload_type": payload_type})
 
+    def reject(self, row: Row, reason: str) -> None:
+        """Leave a row out that the database would refuse."""
+        if self.rejections is None or ITEM not in row:
+            raise EnqueueError(reason)
+        reference = None if DERIVED in row else row["reference_number"]
+        self.rejections.append(Rejection(row[ITEM], reference, _named(row[ITEM], EnqueueError(reason))))
+
     def _rows(self, items: list[Any]) -> Iterator[tuple[str, Row]]:
         """Check items one by one and yield (where to, row)."""
         for index, item in enumerate(items, self._read):
@@ -249,6 +275,7 @@ class Chunks:
             try:
                 task = options_of(index, item)
                 row = row_of(self.queue, task, self.settings)
+                row[ITEM] = index
                 if self.rule is not None and row["reference_number"] is None:
                     apply_rule(self.rule, row)
                     row[DERIVED] = True
@@ -256,7 +283,7 @@ class Chunks:
                 if len(self.aliases) > 1:
                     alias = route(self.settings, row["reference_number"], task.payload)
                 if row[OWN_COLUMNS]:
-                    placement.own_columns(Session.on(alias, model_of(self.settings)), row)
+                    row[placement.OWN_MEMBERS] = placement.own_members(Session.on(alias, model_of(self.settings)), row)
             except EnqueueError as error:
                 named = _named(index, error)
                 if self.rejections is None:

@@ -234,7 +234,7 @@ class Insert:
         """Write rows under the locks of their groups: of each group as many tasks are ready as may run."""
         timed = any(row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None for row in rows)
         grouped = {row["group_key"] for row in rows if row["group_key"] is not None}
-        own, _ = placement.own_columns(session, rows[0], as_json=True) if rows[0][OWN_COLUMNS] else ((), {})
+        own = placement.own_types(session, rows[0][OWN_COLUMNS]) if rows[0][OWN_COLUMNS] else ()
         bound = None if rule is None else rule.bound
         whole = self.one or rule is not None or self.related is not None
         alone = len(rows) == 1 and not own

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, time, timedelta
 from functools import lru_cache
@@ -23,17 +23,17 @@ from django.core.exceptions import ValidationError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import CharField, Field, IntegerField, TextField
+from django.db.models import CharField, IntegerField, JSONField, TextField
 from django.db.utils import InterfaceError, OperationalError
 from django.utils.encoding import force_bytes
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core import logger
+from django_dbtaskqueue.core import json as json_payload, logger
 from django_dbtaskqueue.core.columns import BY_NAME, OWN_COLUMNS
 from django_dbtaskqueue.core.durations import clock
-from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, QueueFull, near_match
+from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, QueueFull, near_match
 from django_dbtaskqueue.core.json import short_repr
 from django_dbtaskqueue.core.sql.enqueue import OwnColumns
 from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule, parse_rule
@@ -44,6 +44,7 @@ T = TypeVar("T")
 CAPACITY_POLL_INTERVAL_S = 0.05
 UNIQUE_OVER_HISTORY = "history"  # the setting ``unique_over`` of a queue whose references stay taken
 LEFT_TABLE = "left the table"  # what the task of a spent reference has done, in the error
+OWN_MEMBERS = "own"  # a key of a row whose values for own columns are checked, and written as JSON
 Row = dict[str, Any]
 _turn = [0]
 
@@ -231,7 +232,7 @@ def refused(name: str, value: object, wanted: str) -> EnqueueError:
 
 
 @lru_cache(maxsize=64)
-def own_fields(model: type[AbstractTask]) -> dict[str, Field[Any, Any]]:
+def own_fields(model: type[AbstractTask]) -> dict[str, Any]:
     """Return the fields that only this task table has, by name."""
     return {field.name: field for field in model._meta.concrete_fields if field.name not in BY_NAME}
 
@@ -252,25 +253,41 @@ def own_values(given: object, settings: QueueSettings) -> dict[str, object]:
     return {name: given[name] for name in sorted(given)}
 
 
-def own_columns(
-    session: Session, row: Mapping[str, Any], *, as_json: bool = False
-) -> tuple[OwnColumns, dict[str, object]]:
-    """Return the own columns that a row sets, and their values as parameters, or as values of a JSON object."""
+def stored_key(field: Any, value: object) -> object:
+    """Return what a foreign key stores of a model instance; other values as they are."""
+    return getattr(value, field.target_field.attname if field.is_relation else "pk", value)
+
+
+def own_types(session: Session, names: Iterable[str]) -> OwnColumns:
+    """Return the columns of some own fields, with their types."""
     fields, connection = own_fields(session.model), session.connection
-    columns: list[tuple[str, str]] = []
-    values: dict[str, object] = {}
+    quoted = connection.ops.quote_name
+    return tuple((quoted(str(fields[name].column)), str(fields[name].db_type(connection))) for name in names)
+
+
+def own_parameters(session: Session, row: Row, *, as_json: bool = False) -> dict[str, Any]:
+    """Return the values of the own columns that a row sets, as parameters, or each as JSON text."""
+    fields, found = own_fields(session.model), {}
     for number, (name, value) in enumerate(row[OWN_COLUMNS].items()):
         field = fields[name]
         try:
-            prepared = field.get_db_prep_save(getattr(value, "pk", value), connection)
-            _check_column(field, prepared, connection)
-        except (TypeError, ValueError, ValidationError) as error:
+            written = field.get_db_prep_save(stored_key(field, value), session.connection)
+            _check_column(field, written, session.connection)
+            if isinstance(field, JSONField) and value is not None:
+                text = json_payload.dumps(json.loads(json.dumps(value, cls=field.encoder)))
+                written = text if as_json else written
+            elif as_json:
+                written = json.dumps(written, cls=OwnValueEncoder, allow_nan=False)
+        except (TypeError, ValueError, ValidationError, PayloadError) as error:
             raise EnqueueError(f"columns: {name}={short_repr(value)} cannot be stored: {error}") from None
-        if as_json and field.get_internal_type() == "JSONField":
-            prepared = value
-        columns.append((connection.ops.quote_name(str(field.column)), str(field.db_type(connection))))
-        values[f"own_{number}"] = prepared
-    return tuple(columns), values
+        found[f"own_{number}"] = written
+    return found
+
+
+def own_members(session: Session, row: Row) -> str:
+    """Return the values of the own columns that a row sets, as the last members of a JSON object."""
+    values = own_parameters(session, row, as_json=True)
+    return ",".join(f'"{name}":{text}' for name, text in values.items()) + "}"
 
 
 def _check_column(field: Any, value: object, connection: BaseDatabaseWrapper) -> None:
@@ -280,8 +297,8 @@ def _check_column(field: Any, value: object, connection: BaseDatabaseWrapper) ->
     if isinstance(value, str) and isinstance(field, CharField | TextField):
         if len(value) > (field.max_length or len(value)):
             raise ValueError(f"it has {len(value):,} characters, and the column {field.max_length:,}")
-        if "\0" in value:
-            raise ValueError("PostgreSQL stores no NUL character")
+        if json_payload.ODD.search(value):
+            raise ValueError("PostgreSQL stores no NUL character and no lone surrogate")
     if isinstance(value, int) and isinstance(field, IntegerField):
         low, high = connection.ops.integer_field_range(field.get_internal_type())
         if high is not None and not low <= value <= high:
@@ -295,8 +312,22 @@ class OwnValueEncoder(DjangoJSONEncoder):
         return value.isoformat() if isinstance(value, datetime | time) else super().default(value)
 
 
-def with_own_values(session: Session, rows: Sequence[Mapping[str, Any]], written: list[str]) -> list[str]:
+def without_orphans(session: Session, rows: list[Row], reject: Callable[[Row, str], object]) -> list[Row]:
+    """Return rows whose foreign keys lead to a row, and reject the others: a database does so at the commit only."""
+    for name, field in own_fields(session.model).items():
+        if field.is_relation and field.db_constraint:
+            target, model = field.target_field, field.related_model
+            keys = [target.to_python(stored_key(field, row[OWN_COLUMNS].get(name))) for row in rows]
+            there = model._base_manager.using(session.connection.alias).filter(**{f"{target.attname}__in": {*keys}})
+            known = {None, *there.values_list(target.attname, flat=True)}
+            for row, key in zip(rows, keys, strict=True):
+                if key not in known:
+                    reject(row, f"columns: {name}={short_repr(key)}: there is no such {model._meta.label}.")
+            rows = [row for row, key in zip(rows, keys, strict=True) if key in known]
+    return rows
+
+
+def with_own_values(session: Session, rows: Sequence[Row], written: list[str]) -> list[str]:
     """Add the values of own columns to rows that are written as JSON objects."""
-    values = [own_columns(session, row, as_json=True)[1] for row in rows]
-    more = [json.dumps(one, cls=OwnValueEncoder)[1:] for one in values]
-    return [f"{text[:-1]},{also}" for text, also in zip(written, more, strict=True)]
+    values = (row.get(OWN_MEMBERS) or own_members(session, row) for row in rows)
+    return [f"{text[:-1]},{own}" for text, own in zip(written, values, strict=True)]

@@ -28,7 +28,7 @@ from tests.flow.conftest import alias as alias
 from tests.operations.site import command, page
 from tests.operations.test_admin import confirm, post
 from tests.support import sql
-from tests.testapp.models import Parcel
+from tests.testapp.models import Booking, Parcel
 
 LOCATION = "testapp.parcel"
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -179,7 +179,9 @@ def test_each_value_fits_its_own_column_and_a_copy_leaves_what_the_database_gene
 ) -> None:
     class Crate(AbstractTask):
         weight = models.IntegerField(db_default=1)
-        label = models.CharField(max_length=5, db_default="")
+        label = models.CharField(max_length=5, null=True, unique=True)  # noqa: DJ001 -- unique where there is one
+        home = models.ForeignKey(Booking, models.DO_NOTHING, null=True, related_name="+")
+        facts = models.JSONField(null=True)
         twice = models.GeneratedField(
             expression=models.F("weight") * 2, output_field=models.IntegerField(), db_persist=True
         )
@@ -197,6 +199,14 @@ def test_each_value_fits_its_own_column_and_a_copy_leaves_what_the_database_gene
         enqueue("crates", columns={"weight": 4})
         enqueue_copy(Crate.objects.using(alias).get())
         assert list(Crate.objects.using(alias).values_list("weight", "twice")) == [(4, 8), (4, 8)]
+        home = Booking.objects.using(alias).create(reference="home")
+        good = {"home": home, "facts": {"at": [1.5, None]}}
+        bad = [{"home": 10**6}, {"facts": {"a": "\0"}}, {"facts": {1, 2}}, {"label": "same"}, {"label": "same"}]
+        items = [{"reference": f"r{n}", "columns": one} for n, one in enumerate([good, *bad, {"home": home.pk}])]
+        report = enqueue_many("crates", [*items, {"reference": "r7"}], on_invalid="reject")
+        assert report.enqueued == 4 and [one.reference for one in report.rejections] == ["r1", "r2", "r3", "r5"]
+        assert [type(one.error) for one in report.rejections] == [EnqueueError] * 4
+        assert Crate.objects.using(alias).get(reference="r0").facts == good["facts"]
     finally:
         with connections[alias].schema_editor() as editor:
             editor.delete_model(Crate)
