@@ -63,7 +63,7 @@ class BatchHandle:
     def retry(self) -> int:
         """Go on from where it failed: reprocess its tasks in ERROR; return how many.
 
-        Tasks that were cancelled because a parent had failed wait for it again.
+        Tasks that a parent's end has cancelled wait for it again. One that an operator cancelled stays as it is.
         """
         number = 0
         for tasks in self.tasks():
@@ -76,7 +76,7 @@ class BatchHandle:
         return number
 
     def _hold_again(self, session: Session, tasks: Any) -> None:
-        ended = tasks.filter(status=POISON).values("pk")
+        ended = tasks.filter(status=POISON, process_result__startswith=dependencies.PARENT_FAILED).values("pk")
         held = Hold.objects.using(self.alias).filter(location=session.location, task_id__in=ended)
         ids = session.sql.dialect.array(held.order_by("task_id").values_list("task_id", flat=True))
         calls: dict[tuple[str, str], list[int]] = {}

@@ -42,6 +42,7 @@ from django_dbtaskqueue.models.tasks import ON_PARENT_FAILURE
 
 ENDED_PER_TRANSACTION = 1000  # tasks whose ends are told in one transaction
 FAILED_END_S = 5.0, 300.0  # before an end that could not be told is told again
+PARENT_FAILED = "Cancelled: parent task"  # how the result of a task begins that a parent's end has cancelled
 EDGES_PER_SWEEP = 50_000  # dependencies that one turn of ``sweep_missing`` looks at
 
 
@@ -167,7 +168,7 @@ def _changes(session: Session, statuses: Mapping[int, str]) -> tuple[Changes, se
                 counts[location][child] += 1
             continue
         if policy == "cancel":
-            cancelled[location][child] = f"Cancelled: parent task {parent} ended as {status}."
+            cancelled[location][child] = f"{PARENT_FAILED} {parent} ended as {status}."
         if status in TERMINAL:
             still_open.add(parent)
         else:  # it was deleted and cannot end again
@@ -318,7 +319,7 @@ def _attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[Tas
             remaining[child] += 1
             pending.add(parent)
         if policy == "cancel" and status in (ERROR, POISON):
-            cancelled[child.location][child.id] = f"Cancelled: parent task {parent.id} ended as {status}."
+            cancelled[child.location][child.id] = f"{PARENT_FAILED} {parent.id} ended as {status}."
         rows.append(dict(zip(EDGE_TYPES, (*parent, *child, name, status if counts else None), strict=True)))
     for there, ids in by_table(session, pending):
         there.run(there.sql.watch, {"ids": ids})

@@ -84,6 +84,7 @@ def test_cancel_all(alias: str) -> None:
     taken(alias)
     assert b.cancel() == 4
     assert b.progress()["POISON"] == 4
+    assert b.retry() == 0 and b.progress()["POISON"] == 4
     assert taken(alias, "letters").parents.counts == {"POISON": 4}
 
 
@@ -131,21 +132,20 @@ def test_a_retry_cancels_again_what_waits_for_a_poisoned_task(alias: str) -> Non
     finish(alias)
 
 
-def test_a_retry_lets_a_task_wait_again_that_had_run_or_had_expired(alias: str) -> None:
+def test_a_retry_lets_a_task_wait_again_that_its_parent_cancelled_and_no_other(alias: str) -> None:
+    waits: Any = {"on_parent_failure": "cancel", "ttl": timedelta(hours=1), "using": alias}
     with batch("import", using=alias) as b:
         parent = enqueue("parcels", using=alias)
-        ran, late = (enqueue("letters", after=parent, ttl=timedelta(hours=1), using=alias) for _ in range(2))
-    taken(alias).poison()
-    for task in (ran, late):
-        move.change_statuses(Task.objects.using(alias).filter(pk=task.pk), "cancel")
+        ran, late, stopped = (enqueue("letters", after=parent, **waits) for _ in range(3))
+    move.change_statuses(Task.objects.using(alias).filter(pk=stopped.pk), "cancel")
+    taken(alias).fail("broken", retry=False)
     assert move.kick(Task.objects.using(alias).filter(pk=ran.pk), 1) == 1
     taken(alias, "letters").poison()
     age(timedelta(hours=3), using=alias)
-    assert b.retry() == 0
-    assert [state(task) for task in (ran, late)] == [WAITS, WAITS]
-    assert move.kick(Task.objects.using(alias).filter(pk=parent.pk), 1) == 1
+    assert b.retry() == 1
+    assert [state(task) for task in (ran, late, stopped)] == [POISONED, WAITS, POISONED]
     finish(alias)
-    assert [finish(alias, "letters") for _ in range(2)] == [ran.pk, late.pk]
+    assert finish(alias, "letters") == late.pk and b.progress()["POISON"] == 2
 
 
 def test_a_fan_in_reads_the_results_of_its_parents_by_name(alias: str, settings: Any) -> None:
