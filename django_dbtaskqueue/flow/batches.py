@@ -18,7 +18,7 @@ from django_dbtaskqueue.core.json import is_name
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
 from django_dbtaskqueue.db.session import Session, checked_alias, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
-from django_dbtaskqueue.flow.dependencies import Members, attach, by_table, members
+from django_dbtaskqueue.flow.dependencies import Members, TaskKey, attach, by_table, members
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import Batch, Hold, Task
 
@@ -86,23 +86,32 @@ class BatchHandle:
 
     def close(self, inside: Members, on_complete: OnComplete | None, outer: Members | None) -> None:
         """Store the batch at the end of its block, what its tasks wait for, and the task that runs at its end."""
-        keys, row = [*inside.keys, *inside.inner], self.row
-        row.total, row.queues = len(inside.keys), sorted(inside.queues)
+        row, session = self.row, Session(connections[self.alias])
+        there, inner = _found(session, inside.keys, "joining"), _found(session, inside.inner, "present")
+        joined = [key for key in inside.keys if key in there]
+        keys = [*joined, *(key for key in inside.inner if key in inner)]
+        row.total, row.queues = len(joined), sorted({inside.keys[key][0] for key in joined})
         row.save(using=self.alias)
-        session = Session(connections[self.alias])
-        for there, ids in by_table(session, inside.keys):
-            there.run(there.sql.join_batch, {"batch": row.pk, "ids": ids})
-        if inside.policies:
-            attach(session, inside.edges, inside.policies)
+        for place, ids in by_table(session, joined):
+            place.run(place.sql.join_batch, {"batch": row.pk, "ids": ids})
+        if waits := {key: related for key in joined if (related := inside.keys[key][1])}:
+            edges = [edge for key, related in waits.items() for edge in related.edges([key])]
+            attach(session, edges, {key: related.policy for key, related in waits.items()})
         if on_complete is not None:
             options = {"queue": on_complete} if isinstance(on_complete, str) else dict(on_complete)
-            named = {name: one for name, one in self.steps.items() if (one._meta.label_lower, one.pk) in inside.keys}
+            named = {name: one for name, one in self.steps.items() if (one._meta.label_lower, one.pk) in there}
             after = named if len({*named.values()}) == len(keys) else keys  # what a step calls may enqueue, too
             self.callback = enqueue(**options, after=after, on_parent_failure="run", using=self.alias)
             row.callback_location, row.callback_id = self.callback._meta.label_lower, self.callback.pk
             row.save(using=self.alias, update_fields=["callback_location", "callback_id"])
         if outer is not None:
             outer.inner += keys
+
+
+def _found(session: Session, keys: Iterable[TaskKey], statement: str) -> set[TaskKey]:
+    """Return those of some tasks that a statement answers with: a savepoint may have taken others back."""
+    pairs = by_table(session, keys)
+    return {TaskKey(at.location, pk) for at, ids in pairs for (pk,) in at.run(getattr(at.sql, statement), {"ids": ids})}
 
 
 @contextmanager

@@ -444,29 +444,22 @@ class Members:
 
     def __init__(self, name: str, alias: str) -> None:
         self.name, self.alias = name, alias
-        self.keys: dict[TaskKey, None] = {}
-        self.queues: set[str] = set()
+        self.keys: dict[TaskKey, tuple[str, Related | None]] = {}  # queues, and what waits from the block's end on
         self.inner: list[TaskKey] = []  # tasks of batches inside this one
-        self.edges: list[ParentEdge] = []
-        self.policies: dict[TaskKey, str] = {}
 
-    def add(self, alias: str, queue: str, keys: Sequence[TaskKey]) -> None:
-        """Take note of tasks, in the transaction that inserted them."""
+    def add(self, alias: str, queue: str, keys: Sequence[TaskKey], related: Related) -> bool:
+        """Take note of tasks, in the transaction that inserted them.
+
+        Return whether they wait from the end of the block on: the block has all of their parents, unseen by others.
+        """
         if alias != self.alias:
             raise EnqueueError(
                 f"The batch {self.name!r} is in the database {self.alias!r}, and a task of queue {queue!r} goes to "
                 f"{alias!r}. All tasks of a batch are in one database: name it with batch(…, using=…)."
             )
-        self.keys.update(dict.fromkeys(keys))
-        self.queues.add(queue)
-
-    def defer(self, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> bool:
-        """Take over ``attach``, if all parents were inserted inside the block: nothing else can see them."""
-        if not all(edge.parent in self.keys for edge in edges):
-            return False
-        self.edges += edges
-        self.policies |= policies
-        return True
+        later = related.parents is not None and self.keys.keys() >= related.parents.keys()
+        self.keys.update(dict.fromkeys(keys, (queue, related if later else None)))
+        return later
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,13 +473,13 @@ class Related:
     def relate(self, session: Session, queue: str, ids: Sequence[int]) -> None:
         """Let tasks wait that this transaction has inserted, and have the block take note of them."""
         keys = [TaskKey(session.location, task_id) for task_id in ids]
-        if self.parents is not None and keys:
-            edges = [ParentEdge(parent, key, name) for key in keys for parent, name in self.parents.items()]
-            policies = dict.fromkeys(keys, self.policy)
-            if self.block is None or not self.block.defer(edges, policies):
-                attach(session, edges, policies)
-        if self.block is not None and keys:
-            self.block.add(session.connection.alias, queue, keys)
+        later = bool(keys) and self.block is not None and self.block.add(session.connection.alias, queue, keys, self)
+        if self.parents is not None and keys and not later:
+            attach(session, self.edges(keys), dict.fromkeys(keys, self.policy))
+
+    def edges(self, keys: Iterable[TaskKey]) -> list[ParentEdge]:
+        """Return the waits of tasks for their parents."""
+        return [ParentEdge(parent, key, name) for key in keys for parent, name in (self.parents or {}).items()]
 
 
 def related_of(how: InsertOptions, settings: QueueSettings, alias: str) -> tuple[str, Related | None]:

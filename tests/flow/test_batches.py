@@ -1,9 +1,11 @@
 """Batches and workflows: what joins, the callback, progress, cancelling and going on."""
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from django_dbtaskqueue import Workflow, batch, chain, enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import EnqueueError
@@ -217,6 +219,20 @@ def test_enqueue_many_after_a_parent(alias: str) -> None:
     leases = [taken(alias), taken(alias)]
     assert take(alias) is None  # the other one of the group
     assert leases[0].parents["start"].result == "x" and Dependency.objects.using(alias).count() == 3
+
+
+def test_what_a_savepoint_takes_back_does_not_join(alias: str) -> None:
+    with batch("import", on_complete="letters", using=alias) as b:
+        first = enqueue("parcels", using=alias)
+        for options in ({"after": first}, {}):
+            with suppress(ZeroDivisionError), transaction.atomic(using=alias):
+                enqueue("letters", using=alias, **options)
+                raise ZeroDivisionError
+        last = enqueue("parcels", using=alias)
+    assert (b.progress()["total"], b.row.queues, state(last)) == (2, ["parcels"], READY)
+    for _ in range(2):
+        finish(alias)
+    assert taken(alias, "letters").parents.counts == {"COMPLETED": 2}
 
 
 def test_a_batch_goes_when_its_tasks_have_left(alias: str) -> None:

@@ -46,6 +46,8 @@ class DependencyStatements(Group):
     watch = template(
         "UPDATE {task} SET watched = final_status IS NULL OR coalesce(watched, false) WHERE id IN ({each:ids})"
     )
+    # Those of the given tasks that no savepoint has taken back; one with its id may be of a batch inside.
+    joining = template("SELECT id FROM {task} WHERE id IN ({each:ids}) AND batch IS NULL")
     join_batch = template("UPDATE {task} SET batch = %(batch)s WHERE id IN ({each:ids})")
     # Let tasks wait again that had ended before their parents did. Like a reprocessed task, each has its whole time to
     # live, and no poller.
