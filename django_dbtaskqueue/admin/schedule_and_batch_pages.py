@@ -22,7 +22,7 @@ from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, co
 from django_dbtaskqueue.conf.cron import default_zone
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked
-from django_dbtaskqueue.core.states import TERMINAL, Status
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_for, model_named
 from django_dbtaskqueue.flow.batches import counts_of
 from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, is_gone
@@ -186,9 +186,8 @@ class BatchAdmin(NamedListAdmin):
         return related_tasks.listed_batches(viewer(request))
 
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
-        counts = counts_of(rows)
-        for row in rows:
-            vars(row)["counts"] = counts[row.pk]
+        for row, counts in zip(rows, counts_of(rows), strict=True):
+            vars(row)["counts"] = counts
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Batch | None:
         return related_tasks.find_batch(object_id, viewer(request))
@@ -243,7 +242,7 @@ class BatchAdmin(NamedListAdmin):
 
     @admin.display(description=gettext_lazy("progress"))
     def progress(self, row: Any) -> str:
-        ended = sum(row.counts[str(one)] for one in TERMINAL)
+        ended = row.total - sum(row.counts[str(one)] for one in (Status.CREATED, Status.PROCESSING))
         percent = 100 * ended // row.total if row.total else 100
         text = _("%(ended)s of %(total)s") % {"ended": cells.number(ended), "total": cells.number(row.total)}
         return cells.progress(percent, text)

@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, Self
 
 from django.db import connections, router, transaction
-from django.db.models import Count
+from django.db.models import Count, Sum
 
 from django_dbtaskqueue.core.context import set_inside
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
@@ -20,7 +20,8 @@ from django_dbtaskqueue.db.session import Session, checked_alias, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
 from django_dbtaskqueue.flow.dependencies import Members, TaskKey, attach, by_table, members
 from django_dbtaskqueue.flow.enqueue import enqueue
-from django_dbtaskqueue.models import Batch, Hold, Task
+from django_dbtaskqueue.models import Batch, Hold, MinuteCount, Task
+from django_dbtaskqueue.models.control import LEFT_BATCH
 
 OnComplete = str | Mapping[str, Any]  # a queue, or the arguments of ``enqueue``
 
@@ -39,22 +40,22 @@ class BatchHandle:
         """Known at the end of the block."""
         return self.row.pk
 
-    def tasks(self) -> Iterator[Any]:
-        """Yield a queryset of its tasks for each of their tables."""
+    @property
+    def _stored(self) -> Batch:
         if self.id is None:
             raise EnqueueError(f"The batch {self.name!r} is not stored yet: it is at the end of its block.")
-        for model in sorted({*map(model_for, self.row.queues)}, key=lambda model: model._meta.label_lower):
+        return self.row
+
+    def tasks(self) -> Iterator[Any]:
+        """Yield a queryset of its tasks for each of their tables."""
+        for model in sorted({*map(model_for, self._stored.queues)}, key=lambda model: model._meta.label_lower):
             tasks = model._default_manager.using(self.alias).filter(batch=self.id)
             yield tasks if self.queues is None else tasks.filter(queue__in=self.queues)
 
     def progress(self) -> dict[str, int]:
-        """Return how many tasks are in each status, and ``total``. One that has left its table counts as COMPLETED."""
-        counts = dict.fromkeys(map(str, Status), 0)
-        for tasks in self.tasks():
-            for status, number in tasks.order_by().values_list("status").annotate(number=Count("pk")):
-                counts[status] += number
-        counts[str(COMPLETED)] += max(0, self.row.total - sum(counts.values()))
-        return {**counts, "total": self.row.total}
+        """Return how many tasks are in each status, and ``total``. One that has left its table counts as it ended."""
+        [counts] = counts_of([self._stored])
+        return {**{str(status): counts[str(status)] for status in Status}, "total": self.row.total}
 
     def cancel(self) -> int:
         """End all tasks that wait or run in POISON, as an operator's *cancel* does; return how many."""
@@ -189,14 +190,19 @@ class Workflow:
             raise EnqueueError(f"In the workflow {self.name!r} tasks wait for each other: {path}.") from None
 
 
-def counts_of(rows: Sequence[Batch]) -> dict[int, Counter[str]]:
-    """Return how many tasks of some batches are in each status: one query for each of their tables."""
-    found: dict[int, Counter[str]] = {row.pk: Counter() for row in rows}
+def counts_of(rows: Sequence[Batch]) -> list[Counter[str]]:
+    """Return how many tasks of each batch are in each status: one query for each of their tables."""
+    found: dict[tuple[str, int], Counter[str]] = {(str(row._state.db), row.pk): Counter() for row in rows}
     for alias, model in sorted({(str(row._state.db), model_for(name)) for row in rows for name in row.queues}, key=str):
-        ids = [row.pk for row in rows if row._state.db == alias]
-        counted = model._base_manager.using(alias).filter(batch__in=ids).order_by().values_list("batch", "status")
-        for pk, status, number in counted.annotate(number=Count("pk")):
-            found[pk][status] += number
-    for row in rows:
-        found[row.pk][str(COMPLETED)] += max(0, row.total - found[row.pk].total())
-    return found
+        tasks = model._base_manager.using(alias).filter(batch__in=[row.pk for row in rows if row._state.db == alias])
+        for pk, status, number in tasks.order_by().values_list("batch", "status").annotate(number=Count("pk")):
+            found[alias, pk][status] += number
+    for alias in {str(row._state.db) for row in rows}:
+        here = [row for row in rows if row._state.db == alias and row.total > found[alias, row.pk].total()]
+        kinds = {f"{LEFT_BATCH}{row.pk}": row for row in here}
+        left = MinuteCount.objects.using(alias).filter(kind__in=kinds).order_by().values_list("kind", "name")
+        for kind, status, number in left.annotate(number=Sum("count")):
+            found[alias, kinds[kind].pk][status] += number
+        for row in here:  # the others have completed
+            found[alias, row.pk][str(COMPLETED)] += max(0, row.total - found[alias, row.pk].total())
+    return [found[str(row._state.db), row.pk] for row in rows]

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Exists, Model, OuterRef, Q, QuerySet
-from django.db.models.functions import Coalesce, Now
+from django.db.models import CharField, Exists, Model, OuterRef, Q, QuerySet, Value
+from django.db.models.functions import Cast, Coalesce, Concat, Now
 from django.db.models.lookups import LessThanOrEqual
 
 from django_dbtaskqueue import models
@@ -24,7 +24,7 @@ from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session, statements_of
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, delete_steps, with_row_locks
-from django_dbtaskqueue.models.control import UNFINISHED
+from django_dbtaskqueue.models.control import LEFT_BATCH, UNFINISHED
 
 ROWS_PER_BATCH = 1000
 FINISHED = sources("housekeep")
@@ -76,6 +76,7 @@ def _delete_locked(session: Session, ids: list[int], to: str) -> int:
         session.run(sql.keep, {**selected, "location": session.location})
     else:
         session.run(sql.count, selected)
+    session.run(sql.note, selected)
     delete_steps(session.model, session.connection.alias, ids)
     return len(session.run(sql.delete, selected))
 
@@ -195,7 +196,12 @@ def delete_empty_batches(alias: str, tables: Iterable[type[models.AbstractTask]]
     empty = batches.filter(old)
     for model in tables:
         empty = empty.exclude(Exists(model._base_manager.using(alias).filter(batch=OuterRef("pk"))))
-    return _delete(batches.all(), old, empty.order_by("pk"))
+    deleted = _delete(batches.all(), old, empty.order_by("pk"))
+    if deleted:
+        counts = models.MinuteCount.objects.using(alias).filter(kind__startswith=LEFT_BATCH)
+        known = batches.annotate(kind=Concat(Value(LEFT_BATCH), Cast("pk", CharField()))).values("kind")
+        counts.exclude(kind__in=known).delete()
+    return deleted
 
 
 def delete_past_periods(alias: str) -> int:

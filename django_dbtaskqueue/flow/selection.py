@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from django.db import transaction
 from django.db.models import Count, F, QuerySet
 
+from django_dbtaskqueue.core.states import COMPLETED, TERMINAL
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, MinuteCount, Schedule, Step, UsedReference
-from django_dbtaskqueue.models.control import DELETION
+from django_dbtaskqueue.models.control import DELETION, LEFT_BATCH
 from django_dbtaskqueue.models.tasks import RECEIVED, SENT
 
 Tasks = QuerySet[AbstractTask]
@@ -80,10 +81,14 @@ def delete_and_count(tasks: Tasks) -> int:
         for queue in named.values_list("queue", flat=True).distinct():
             free_references(tasks.db, queue, named.filter(queue=queue).values("reference"))
     delete_steps(tasks.model, tasks.db, tasks.order_by().values("pk"))
-    counts = tasks.order_by().values("queue").annotate(number=Count("pk")).values_list("queue", "number")
-    MinuteCount.objects.using(tasks.db).bulk_create(
-        [MinuteCount(kind=DELETION, queue=queue, count=number) for queue, number in counts]
-    )
+    counts: list[MinuteCount] = []
+    grouped = tasks.order_by().values("queue", "batch", "status").annotate(number=Count("pk"))
+    for queue, batch, status, number in grouped.values_list("queue", "batch", "status", "number"):
+        counts.append(MinuteCount(kind=DELETION, queue=queue, count=number))
+        if batch is not None and status != COMPLETED:
+            name = status if status in TERMINAL else "DELETED"
+            counts.append(MinuteCount(kind=f"{LEFT_BATCH}{batch}", queue=queue, name=name, count=number))
+    MinuteCount.objects.using(tasks.db).bulk_create(counts)
     return int(tasks._raw_delete(tasks.db) or 0)  # None where Django sees that nothing can match
 
 

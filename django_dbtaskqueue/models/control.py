@@ -161,6 +161,7 @@ class Schedule(models.Model):
 
 # What is counted by the minute.
 OUTCOME, FAILURE, CALL, DELETION = "outcome", "failure", "call", "deletion"
+LEFT_BATCH = "batch_"  # and its id: tasks of a batch that left without having completed, by the status they ended in
 
 
 class MinuteCount(NumberedRow):

@@ -190,8 +190,8 @@ def _batches(actor: Actor, using: str | None, **of: int) -> list[Batch]:
 
 def batch_documents(rows: list[Batch]) -> list[BatchDocument]:
     """Return batches as data: one query for each of their task tables."""
-    counts = counts_of(rows)
-    return [BATCH.of(row, statuses={str(status): counts[row.pk][str(status)] for status in Status}) for row in rows]
+    pairs = zip(rows, counts_of(rows), strict=True)
+    return [BATCH.of(row, statuses={str(status): counts[str(status)] for status in Status}) for row, counts in pairs]
 
 
 def act_on_batch(verb: Verb, row: Batch, actor: Actor, *, reason: str = "") -> int:

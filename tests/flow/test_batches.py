@@ -11,7 +11,8 @@ from django_dbtaskqueue import Workflow, batch, chain, enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.batches import BatchHandle
-from django_dbtaskqueue.models import Batch, Dependency, Task
+from django_dbtaskqueue.models import Batch, Dependency, MinuteCount, Task
+from django_dbtaskqueue.models.control import LEFT_BATCH
 from tests.factories import age
 from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take, taken
 
@@ -233,6 +234,21 @@ def test_what_a_savepoint_takes_back_does_not_join(alias: str) -> None:
     for _ in range(2):
         finish(alias)
     assert taken(alias, "letters").parents.counts == {"COMPLETED": 2}
+
+
+@pytest.mark.parametrize("to", ["history", "delete"])
+def test_a_task_that_has_left_counts_as_it_ended(alias: str, to: str) -> None:
+    with batch("import", using=alias) as b:
+        tasks = [enqueue("parcels", using=alias) for _ in range(4)]
+    finish(alias)
+    taken(alias).poison()
+    taken(alias).fail("broken", retry=False)
+    before, there = b.progress(), Task.objects.using(alias)
+    assert retention.housekeep(there, older_than=timedelta(0), to=to) == 3 and b.progress() == before
+    assert move.change_statuses(there.filter(pk=tasks[3].pk), "delete") == 1
+    assert b.progress() == {**before, "CREATED": 0}
+    assert retention.delete_empty_batches(alias, [Task], older_than=timedelta(0)) == 1
+    assert not MinuteCount.objects.using(alias).filter(kind__startswith=LEFT_BATCH).exists()
 
 
 def test_a_batch_goes_when_its_tasks_have_left(alias: str) -> None:

@@ -19,7 +19,8 @@ from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError, PipelineError
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies
-from django_dbtaskqueue.models import ArchiveBatch, Attempt, Hold, Task
+from django_dbtaskqueue.flow.batches import BatchHandle
+from django_dbtaskqueue.models import ArchiveBatch, Attempt, Batch, Hold, Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.export import Batches
@@ -164,11 +165,14 @@ def test_only_what_is_asked_for_is_archived(database: Database, folder: Path) ->
     wanted = {"queue": ["parcels"], "status": ["ERROR"], "older_than": "1h"}
     errors = set(Task.objects.filter(status="ERROR").exclude(pk=young.pk).values_list("pk", flat=True))
     others = set(Task.objects.values_list("pk", flat=True)) - errors
+    batch = Batch.objects.create(name="b", total=9)
+    Task.objects.filter(pk__in=errors).update(batch=batch.pk)
     assert archive(database, folder, dry_run=True, **wanted)["tasks"] == len(errors)
     assert not folder.exists()
     assert archive(database, folder, limit=2, batch_size=1, **wanted)["tasks"] == 2
     assert archive(database, folder, **wanted)["tasks"] == len(errors) - 2
     assert set(Task.objects.values_list("pk", flat=True)) == others
+    assert BatchHandle(batch, "default").progress()["ERROR"] == len(errors)
 
 
 def test_a_batch_under_way_into_another_lake_is_finished_there(pg: Database, folder: Path) -> None:

@@ -268,3 +268,11 @@ class Group:
         """Return the INSERT that counts rows, which are about to be deleted for good, by their queue."""
         counted = f"SELECT 'deletion', {queue}, count(*) FROM {rows} GROUP BY {queue}"
         return f"INSERT INTO {self.tables.counts} (kind, queue_name, count) {counted}"
+
+    def _noting(self, rows: str) -> str:
+        """Return the INSERT that counts, by their batch, rows about to leave that have not completed."""
+        return (
+            f"INSERT INTO {self.tables.counts} (kind, queue_name, name, count)"
+            f" SELECT 'batch_' || batch, queue_name, status, count(*) FROM {rows}"
+            " AND batch IS NOT NULL AND status <> 'COMPLETED' GROUP BY batch, queue_name, status"
+        )

@@ -175,9 +175,11 @@ class ArchiveStatements(Group):
     # horizon holds exactly the rows that are deleted. PostgreSQL only.
     remove_old = template(
         "WITH gone AS (DELETE FROM {_source} WHERE id BETWEEN %(first_id)s AND %(last_id)s"
-        " AND {_wanted} AND {{older}} RETURNING {_key} AS k, total_attempt AS n)"
+        " AND {_wanted} AND {{older}} RETURNING {_key} AS k, total_attempt AS n{_batch}){_noted}"
         " SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0) FROM gone"
     )
+    _batch, _noted = ", batch, queue_name, status", part(", noted AS ({_noting:gone WHERE true})")
+    note_locked = template("{_noting:{_source} WHERE id IN (SELECT row_id FROM archived_gone)}")
     remove_exported_attempts = template("DELETE FROM {attempt} WHERE id IN (SELECT id FROM archived_attempt)")
     # Choose the exported rows that are unchanged. PostgreSQL locks them, and leaves out rows that are locked.
     lock = template(
@@ -229,7 +231,10 @@ class ArchiveOfHistory(ArchiveStatements):
 
     _source, _key = part("{history}"), "task_id"
     _same_key = "t.task_id = k.id AND t.location = k.location"
-    _unneeded = _needless = ""
+    _unneeded = _needless = _batch = ""
+
+    def _noting(self, rows: str) -> str:
+        return "SELECT 1"  # it does not know batches
 
 
 ARCHIVES = {"task": ArchiveStatements, "history": ArchiveOfHistory}  # by the table that is archived

@@ -50,6 +50,7 @@ class RetentionStatements(Group):
         " FROM {task} AS t WHERE t.id IN ({each:ids})"
     )
     count = template("{_counting:{task} AS t WHERE t.id IN ({_ids})|t.queue_name}")
+    note = template("{_noting:{task} AS t WHERE t.id IN ({_ids})}")
     delete = template("DELETE FROM {task} WHERE id IN ({each:ids}) RETURNING id")
     # Some rows of a table of the history that moved there long ago; locks them.
     old_history = template(

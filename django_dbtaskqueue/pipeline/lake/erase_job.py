@@ -232,7 +232,7 @@ class Erasure:
         ids = {"ids": self.database.dialect.array([task_id for _, task_id, _status, _free in before.hot])}
         for _count, remove in self.sql.about.values():
             self.link.run(remove, self._rows(before))
-        for statement in (self.retention.count, self.retention.delete):
+        for statement in (self.retention.count, self.retention.note, self.retention.delete):
             self.link.run(statement, ids)
         for statement in (self.sql.count_history, self.sql.delete_history, self.sql.delete_used_references):
             self.link.run(statement, self.params)

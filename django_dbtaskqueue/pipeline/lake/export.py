@@ -195,6 +195,7 @@ class Batches:
         self._copy("archived_key", keys.select(TASK_KEYS))
         self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
         self._run(sql.lock)
+        self._run(sql.note_locked)
         gone = self.link.change(sql.remove_locked)
         removed = self.link.change(sql.remove_attempts) if attempts.num_rows else 0
         stayed = self._run(sql.stayed) if gone < keys.num_rows else []

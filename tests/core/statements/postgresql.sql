@@ -1329,6 +1329,14 @@ WHERE id IN (
     SELECT unnest(%(ids)s::bigint[])
 );
 
+-- Statements.joining
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND batch IS NULL;
+
 -- Statements.leased_to
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
@@ -2243,6 +2251,17 @@ AND d.parent_id IN (
 )
 AND d.outcome IS NULL;
 
+-- RetentionStatements.note
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
+SELECT 'batch_' || batch, queue_name, status, count(*)
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND batch IS NOT NULL
+AND status <> 'COMPLETED'
+GROUP BY batch, queue_name, status;
+
 -- RetentionStatements.old_history
 SELECT id
 FROM {table} AS t
@@ -2807,6 +2826,18 @@ AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
 AND t.watched IS NULL
 FOR UPDATE OF t SKIP LOCKED;
 
+-- ArchiveStatements.note_locked
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
+SELECT 'batch_' || batch, queue_name, status, count(*)
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT row_id
+    FROM archived_gone
+)
+AND batch IS NOT NULL
+AND status <> 'COMPLETED'
+GROUP BY batch, queue_name, status;
+
 -- ArchiveStatements.remove_attempts
 DELETE
 FROM "dbtaskqueue_attempt"
@@ -2845,7 +2876,15 @@ WITH gone AS (
     AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
     AND watched IS NULL
     AND {older}
-    RETURNING id AS k, total_attempt AS n
+    RETURNING id AS k, total_attempt AS n, batch, queue_name, status
+), noted AS (
+    INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
+    SELECT 'batch_' || batch, queue_name, status, count(*)
+    FROM gone
+    WHERE true
+    AND batch IS NOT NULL
+    AND status <> 'COMPLETED'
+    GROUP BY batch, queue_name, status
 )
 SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0)
 FROM gone;
@@ -4060,6 +4099,9 @@ AND t.last_update_time = k.last_update_time
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
 FOR UPDATE OF t SKIP LOCKED;
 
+-- ArchiveStatements.note_locked (history)
+SELECT 1;
+
 -- ArchiveStatements.remove_locked (history)
 DELETE
 FROM "dbtaskqueue_taskhistory"
@@ -4079,6 +4121,8 @@ WITH gone AS (
     AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
     AND {older}
     RETURNING task_id AS k, total_attempt AS n
+), noted AS (
+    SELECT 1
 )
 SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0)
 FROM gone;

@@ -939,6 +939,15 @@ WHERE id IN (
     FROM json_each(%(ids)s)
 );
 
+-- Statements.joining
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND batch IS NULL;
+
 -- Statements.leased_to
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
@@ -1732,6 +1741,18 @@ AND d.parent_id IN (
 )
 AND d.outcome IS NULL;
 
+-- RetentionStatements.note
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
+SELECT 'batch_' || batch, queue_name, status, count(*)
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND batch IS NOT NULL
+AND status <> 'COMPLETED'
+GROUP BY batch, queue_name, status;
+
 -- RetentionStatements.old_history
 SELECT id
 FROM {table} AS t
@@ -2098,6 +2119,18 @@ FROM (
     ORDER BY id
     LIMIT %(limit)s
 ) AS x;
+
+-- ArchiveStatements.note_locked
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
+SELECT 'batch_' || batch, queue_name, status, count(*)
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT row_id
+    FROM archived_gone
+)
+AND batch IS NOT NULL
+AND status <> 'COMPLETED'
+GROUP BY batch, queue_name, status;
 
 -- ArchiveStatements.remove_attempts
 DELETE
@@ -3198,6 +3231,9 @@ FROM (
     ORDER BY id
     LIMIT %(limit)s
 ) AS x;
+
+-- ArchiveStatements.note_locked (history)
+SELECT 1;
 
 -- ArchiveStatements.remove_locked (history)
 DELETE
