@@ -20,7 +20,7 @@ from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked, masked_text
-from django_dbtaskqueue.db.session import alias_for
+from django_dbtaskqueue.db.session import alias_for, aliases_of
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -29,6 +29,7 @@ from django_dbtaskqueue.operations.actions import ActionRequest, ActReport, Prev
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import Explanation, explain
+from django_dbtaskqueue.operations.lookup import aliases_in, locations
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, apply_to_queues, change_settings, command_pollers
 from django_dbtaskqueue.operations.related_tasks import BatchDocument, batch_documents, listed_batches
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, schedule_document
@@ -176,7 +177,7 @@ def act_on_search(call: ApiCall, verb: str) -> OperationDocument:
 
 def operations(call: ApiCall) -> OperationPage:
     """List bulk operations; ``queue``: those on the database of this queue."""
-    rows = permissions.narrow(_operations(call), call.actor)
+    rows = permissions.narrow(models.BulkOperation.objects.using(alias_for(call.given["queue"], None)), call.actor)
     if call.given["state"]:
         rows = rows.filter(state=call.given["state"])
     found, before = page(rows, call)
@@ -250,13 +251,14 @@ def _verb(name: str, verbs: Mapping[str, permissions.V]) -> permissions.V:
     return _there(verbs.get(name), f"verb {name!r}; they are {', '.join(verbs)}.")
 
 
-def _operations(call: ApiCall) -> QuerySet[models.BulkOperation]:
-    return models.BulkOperation.objects.using(alias_for(call.given["queue"], None)).all()
-
-
 def _operation(call: ApiCall, pk: int) -> models.BulkOperation:
-    found = _operations(call).filter(pk=pk).first()
-    return _there(found if found and permissions.sees_record(found, call.actor) else None, f"bulk operation {pk}.")
+    queue = call.given["queue"]
+    aliases = dict.fromkeys([alias_for(queue, None), *(aliases_of(queue) if queue else aliases_in(locations()))])
+    rows = [row for alias in aliases for row in models.BulkOperation.objects.using(alias).filter(pk=pk)]
+    found = [row for row in rows if permissions.sees_record(row, call.actor)]
+    if len(found) > 1 and not queue:
+        raise BadInput("queue", f"must be given: several databases have a bulk operation {pk}.")
+    return _there(found, f"bulk operation {pk}.")[0]
 
 
 def _sent(call: ApiCall) -> dict[str, object]:

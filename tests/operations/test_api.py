@@ -57,6 +57,11 @@ def test_an_operation_on_another_database_is_found_by_its_queue(settings: Any) -
     states = [BulkOperation.objects.using(alias).get().state for alias in ("default", "sqlite")]
     assert states == ["WAITING", "CANCELLED"]
     assert post(ada, f"operations/{far['id']}/put_back", queue="far").status_code == 400
+    BulkOperation.objects.update_or_create(pk=far["id"], defaults={"verb": "cancel", "query": "queue:near"})
+    for answer in (ada.get(f"/api/operations/{far['id']}"), post(ada, f"operations/{far['id']}/cancel", reason="no")):
+        assert (answer.status_code, "several databases" in str(answer.json())) == (400, True)
+    BulkOperation.objects.all().delete()
+    assert ada.get(f"/api/operations/{far['id']}").json()["query"] == "queue:far"
 
 
 def test_a_token_is_its_user_and_needs_no_csrf() -> None:
