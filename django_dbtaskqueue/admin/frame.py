@@ -249,7 +249,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
         return format_html('<a href="{}">{}</a>', address, text) if address else str(text)
 
     def page_of(self, row: Model) -> str:
-        return self.url(self.model, "change", row.pk)
+        return self.url(self.model, "change", self.key(row))
+
+    def key(self, row: Any) -> int | str:
+        """Return what names a row in the address of its page."""
+        return row.pk  # type: ignore[no-any-return]
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         """Return the row; None for an id that no row can have."""
@@ -314,10 +318,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
         return {
             "title": str(row),
             "original": row,
+            "key": self.key(row),
             "is_page_of_a_row": True,
             "verbs": self.page_verbs(request, row),
             "act_url": self.url(self.model, "changelist"),
-            "log_url": self.url(self.model, "history", row.pk),
+            "log_url": self.url(self.model, "history", self.key(row)),
             "facts": [self._fact(row, name) for name in self.page_fields(row)],
             "boxes": [self._fact(row, name) for name in self.secrets] if seen else [],
             "withheld": bool(self.secrets) and not seen,

@@ -23,7 +23,7 @@ from django_dbtaskqueue.conf.cron import default_zone
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import model_for, model_named
+from django_dbtaskqueue.db.session import alias_for, model_for, model_named
 from django_dbtaskqueue.flow.batches import counts_of
 from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, is_gone
 from django_dbtaskqueue.models import Batch, Schedule
@@ -190,7 +190,11 @@ class BatchAdmin(NamedListAdmin):
             vars(row)["counts"] = counts
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Batch | None:
-        return related_tasks.find_batch(object_id, viewer(request))
+        key = object_id if ":" in object_id else f"{alias_for('', None)}:{object_id}"
+        return related_tasks.find_batch(key, viewer(request))
+
+    def key(self, row: Any) -> str:
+        return related_tasks.batch_key(str(row._state.db), row.pk)
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return the verbs that would change something, and that the user may use on each queue of the batch."""

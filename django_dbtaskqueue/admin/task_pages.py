@@ -38,7 +38,7 @@ from django_dbtaskqueue.operations.actions import actions_on
 from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, queue_counts, queue_names
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import Location
-from django_dbtaskqueue.operations.related_tasks import awaited, related, steps_of
+from django_dbtaskqueue.operations.related_tasks import awaited, batch_key, related, steps_of
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, parse, query, text_of, to_text
 from django_dbtaskqueue.operations.search.query import Page, TaskFilter, id_range, within
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
@@ -302,7 +302,7 @@ class TaskAdmin(TaskPageAdmin):
 
     @admin.display(description=gettext_lazy("batch"))
     def batch(self, task: Any) -> str:
-        return self.link(task.batch, self.url(Batch, "change", task.batch))
+        return self.link(task.batch, self.url(Batch, "change", batch_key(str(task._state.db), task.batch)))
 
     @admin.display(description=gettext_lazy("failure group"))
     def group_link(self, task: Any) -> str:

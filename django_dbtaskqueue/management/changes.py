@@ -414,8 +414,10 @@ def run_batches(output: Output, options: Options) -> int:
     """List batches and workflows, show one, cancel all its tasks, or retry those that failed."""
     actor, using, what = Actor(), options["database"], options["what"]
     if what == "list":
-        documents = related_tasks.batch_documents(related_tasks.listed_batches(actor, using))
-        head, rows = ("id", "name", "created", "ended", "failed", "queues"), [_batch_line(one) for one in documents]
+        found = related_tasks.listed_batches(actor, using)
+        documents = related_tasks.batch_documents(found)
+        keys = [related_tasks.batch_key(str(row._state.db), row.pk) for row in found]
+        head, rows = ("id", "name", "created", "ended", "failed", "queues"), [*map(_batch_line, keys, documents)]
         return output.table(
             documents, head, rows, none="There is no batch. The code makes one with batch() or Workflow."
         )
@@ -428,8 +430,8 @@ def run_batches(output: Output, options: Options) -> int:
     return output.facts(document, shown)
 
 
-def _batch_line(one: related_tasks.BatchDocument) -> tuple[object, ...]:
+def _batch_line(key: str, one: related_tasks.BatchDocument) -> tuple[object, ...]:
     statuses = one["statuses"]
     failed = statuses["ERROR"] + statuses["POISON"]
     ended = f"{statuses['COMPLETED'] + failed:,} of {one['total']:,}"
-    return (one["id"], one["name"], one["create_time"], ended, failed, ", ".join(one["queues"]))
+    return (key, one["name"], one["create_time"], ended, failed, ", ".join(one["queues"]))

@@ -15,8 +15,9 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext as _, gettext_lazy, ngettext, ngettext_lazy
 
 from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import SIGNAL, TERMINAL, Status
-from django_dbtaskqueue.db.session import model_for
+from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
 from django_dbtaskqueue.flow.dependencies import GONE_TASK, TaskKey, rows_of
 from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Step
@@ -173,11 +174,20 @@ def listed_batches(actor: Actor, using: str | None = None) -> list[Batch]:
     return sorted(_batches(actor, using), key=lambda row: row.create_time, reverse=True)[:MAX_BATCHES_LISTED]
 
 
-def find_batch(pk: str, actor: Actor, using: str | None = None) -> Batch | None:
-    """Return a batch by its id, if it is there and the actor may view it."""
-    with suppress(BadInput):
-        return next(iter(_batches(actor, using, pk=whole("id", pk))), None)
-    return None
+def batch_key(alias: str, pk: int) -> str:
+    """Return what names a batch: its id, behind its database if that is not the common one."""
+    return str(pk) if alias == alias_for("", None) else f"{alias}:{pk}"
+
+
+def find_batch(key: str, actor: Actor, using: str | None = None) -> Batch | None:
+    """Return a batch by its id, alone or behind its database, if it is there and the actor may view it."""
+    alias, _colon, pk = key.rpartition(":")
+    found: list[Batch] = []
+    with suppress(TaskQueueError):
+        found = _batches(actor, using or alias or None, pk=whole("id", pk))
+    if len(found) > 1:
+        raise BadInput("id", f"is of several batches: {', '.join(f'{row._state.db}:{row.pk}' for row in found)}.")
+    return found[0] if found else None
 
 
 def _batches(actor: Actor, using: str | None, **of: int) -> list[Batch]:

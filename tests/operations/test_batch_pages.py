@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.core.management.base import CommandError
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from django_dbtaskqueue import Workflow, batch, enqueue
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.flow import move
+from django_dbtaskqueue.flow.batches import counts_of
 from django_dbtaskqueue.flow.dependencies import TaskKey
 from django_dbtaskqueue.models import AuditEntry, Batch, Task
 from django_dbtaskqueue.operations import related_tasks
 from django_dbtaskqueue.operations.explain import explain
-from tests.operations.site import ADMIN, ONLY_PARCELS, text
+from tests.operations.site import ADMIN, ONLY_PARCELS, command, refused, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIST = f"{ADMIN}batch/"
@@ -26,7 +29,7 @@ def _queues(settings: Any) -> None:
     settings.DBTASKQUEUE |= {"QUEUES": {"parcels": {"max_attempts": 1}, "letters": {}}}
 
 
-def page_of(client: Client, pk: int | None, kind: str = "batch") -> str:
+def page_of(client: Client, pk: int | str | None, kind: str = "batch") -> str:
     return text(client.get(f"{ADMIN}{kind}/{pk}/change/"))
 
 
@@ -35,7 +38,7 @@ def take() -> Lease:
     return lease
 
 
-def act(client: Client, verb: str, pk: int | None) -> None:
+def act(client: Client, verb: str, pk: int | str | None) -> None:
     given = {"action": verb, "_selected_action": pk, "origin": "page"}
     for answers in ({}, {"confirm": "1"}):
         text(client.post(LIST, {**given, **answers}, follow=True))
@@ -49,6 +52,22 @@ def test_the_list_shows_how_far_each_batch_is(op: Client, django_assert_max_num_
     with django_assert_max_num_queries(10):
         html = text(op.get(LIST))
     assert "import 4" in html and "1 of 1" in html and "0 of 1" in html
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_batches_of_two_databases_with_one_id_are_told_apart(op: Client, settings: Any) -> None:
+    settings.DBTASKQUEUE |= {"QUEUES": {"near": {}, "far": {"database": "sqlite"}}}
+    ends = {name: Batch.objects.db_manager(alias) for name, alias in (("near", "default"), ("far", "sqlite"))}
+    for name, rows in ends.items():
+        row, one = rows.create(pk=7, name=name, queues=[name], total=1), enqueue(name)
+        type(one).objects.using(rows.db).filter(pk=one.pk).update(batch=row.pk)
+    move.change_statuses(Task.objects.all(), "cancel")
+    assert counts_of([rows.get() for rows in ends.values()]) == [{"POISON": 1}, {"CREATED": 1}]
+    assert all(f"/batch/{key}/change/" in text(op.get(LIST)) for key in ("7", "sqlite_3A7"))
+    assert "near" in page_of(op, 7) and "far" in page_of(op, "sqlite_3A7")
+    refused("several batches: default:7, sqlite:7", command, "batches", "cancel", "7", error=CommandError)
+    act(op, "cancel_batch", "sqlite:7")
+    assert Task.objects.using("sqlite").get().status == "POISON"
 
 
 def test_the_page_draws_the_graph_and_lists_the_same(op: Client) -> None:
