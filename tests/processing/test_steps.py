@@ -197,6 +197,11 @@ def test_a_replaced_task_begins_anew(site: Site, many: bool, keep_due: bool) -> 
         site.enqueue("12B", "UA-15", on_duplicate="replace", keep_due=keep_due)
     site.drain()
     assert site.booked()[:2] == ["12A", "12B"] and site.task(task).parked_by == "signal"
+    early = site.enqueue("13A", "UA-17")
+    signal(early, "approved")
+    site.enqueue("13B", "UA-17", on_duplicate="replace", keep_due=keep_due)
+    site.drain()
+    assert site.task(early).parked_by == "signal"
 
 
 @both

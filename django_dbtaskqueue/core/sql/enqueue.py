@@ -132,13 +132,13 @@ class EnqueueStatements(Group):
     _sequence = part("(SELECT pg_get_serial_sequence('{task}', 'id'))::regclass")
 
     def _counted(self, insert: str, *, whole: bool = False) -> str:
-        """Return a row for each task: ``RETURNED`` if ``whole``, else the id; whether it is new; whether it has run.
+        """Return a row for each task: ``RETURNED`` if ``whole``, else the id; whether it is new; if steps may be left.
 
         PostgreSQL counts unless ``whole``, because so many rows would cost as much as the rest of the answer: how many
         were written, how many of these are new, the ids of all if ``ids``, and of those that have run.
         """
         returned = ", ".join(RETURNED) if whole else "id"
-        returned += ", last_update_time = create_time AS is_new, total_attempt > 0 AS has_run"
+        returned += ", last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run"
         returning = f"{insert} RETURNING {returned}"
         if whole or self.dialect.vendor != "postgresql":
             return returning

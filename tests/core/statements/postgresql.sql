@@ -35,7 +35,9 @@ AND status IN ('PROCESSING');
 -- Statements.ask_again
 UPDATE "dbtaskqueue_task"
 SET watched = true
-WHERE batch = %(batch)s
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
 AND final_status IN ('ERROR', 'POISON')
 AND NOT watched;
 
@@ -782,7 +784,7 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -833,7 +835,7 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -873,7 +875,7 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -913,7 +915,7 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -963,7 +965,7 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -1011,7 +1013,7 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -1066,7 +1068,7 @@ WITH w AS (
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -1120,7 +1122,7 @@ WITH w AS (
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -1173,7 +1175,7 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -1208,7 +1210,8 @@ FROM (
 ORDER BY u.reference_number COLLATE "C"
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 OR signals
+    > 0 AS has_run;
 
 -- Statements.insert_many (error, waits, whole)
 INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
@@ -1239,7 +1242,8 @@ FROM (
 ORDER BY u.reference_number COLLATE "C"
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 OR signals
+    > 0 AS has_run;
 
 -- Statements.insert_uniform (referenced)
 INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, max_attempts, priority,
@@ -1277,7 +1281,7 @@ WITH w AS (
     ) AS u
     ORDER BY u.r COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -1306,7 +1310,7 @@ WITH w AS (
     FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r,
         p)
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -3335,7 +3339,7 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -3377,7 +3381,7 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -3409,7 +3413,7 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -3441,7 +3445,7 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -3483,7 +3487,7 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -3523,7 +3527,7 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -3570,7 +3574,7 @@ WITH w AS (
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -3616,7 +3620,7 @@ WITH w AS (
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -3661,7 +3665,7 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
 )
 SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
     (WHERE has_run)
@@ -3687,7 +3691,8 @@ FROM (
 ORDER BY u.reference_number COLLATE "C"
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 OR signals
+    > 0 AS has_run;
 
 -- Statements.insert_many (error, waits, whole) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
@@ -3709,7 +3714,8 @@ FROM (
 ORDER BY u.reference_number COLLATE "C"
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 OR signals
+    > 0 AS has_run;
 
 -- Statements.moved (one row)
 SELECT h.task_id

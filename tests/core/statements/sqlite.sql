@@ -32,7 +32,10 @@ AND status IN ('PROCESSING');
 -- Statements.ask_again
 UPDATE "dbtaskqueue_task"
 SET watched = true
-WHERE batch = %(batch)s
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
 AND final_status IN ('ERROR', 'POISON')
 AND NOT watched;
 
@@ -632,7 +635,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (error, grouped)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -651,7 +654,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (error, timed)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -676,7 +679,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (error, timed, grouped)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -702,7 +705,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -737,7 +740,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed, keep_due)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -771,7 +774,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (replace_running, timed)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -811,7 +814,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (replace_running, timed, keep_due)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -850,7 +853,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed, bounded)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -892,7 +895,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (error, whole)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -911,7 +914,8 @@ FROM (
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 OR signals
+    > 0 AS has_run;
 
 -- Statements.insert_many (error, waits, whole)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -929,7 +933,8 @@ FROM (
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 OR signals
+    > 0 AS has_run;
 
 -- Statements.join_batch
 UPDATE "dbtaskqueue_task"
@@ -2587,7 +2592,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (error, grouped) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2604,7 +2609,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (error, timed) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2627,7 +2632,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (error, timed, grouped) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2651,7 +2656,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2684,7 +2689,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed, keep_due) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2716,7 +2721,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (replace_running, timed) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2754,7 +2759,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (replace_running, timed, keep_due) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2791,7 +2796,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed, bounded) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2831,7 +2836,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
 
 -- Statements.insert_many (error, whole) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2848,7 +2853,8 @@ FROM (
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 OR signals
+    > 0 AS has_run;
 
 -- Statements.insert_many (error, waits, whole) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2864,7 +2870,8 @@ FROM (
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 OR signals
+    > 0 AS has_run;
 
 -- Statements.moved (one row)
 SELECT h.task_id
