@@ -72,8 +72,6 @@ class BatchHandle:
             with transaction.atomic(using=self.alias):
                 self._hold_again(session, tasks)
                 number += move.change_statuses(tasks, "reprocess")
-                session.run(session.sql.ask_again, {"batch": self.id})  # parents that stay failed cancel again
-                dependencies.sweep_after_commit(session)
         return number
 
     def _hold_again(self, session: Session, tasks: Any) -> None:
@@ -84,6 +82,7 @@ class BatchHandle:
         for task_id, queue in session.run(session.sql.hold_again, {"ids": ids}):
             calls.setdefault((queue, "kick"), []).append(task_id)
         usage.count_calls(session.connection, calls)
+        move.wait_again(session, [task_id for ids in calls.values() for task_id in ids])
 
     def close(self, inside: Members, on_complete: OnComplete | None, outer: Members | None) -> None:
         """Store the batch at the end of its block, what its tasks wait for, and the task that runs at its end."""

@@ -186,14 +186,6 @@ def _changes(session: Session, statuses: Mapping[int, str]) -> tuple[Changes, se
     return changes, still_open
 
 
-def let_go_if_ended(session: Session, ids: Collection[int]) -> None:
-    """Let those of some tasks start whose parents ended while the tasks did not wait for them."""
-    if ids:
-        of = {"location": session.location, "ids": session.sql.dialect.array(sorted(ids))}
-        held = {row[0] for row in session.run(session.sql.lock_holds, of)}  # waits for who takes the last parent off
-        Changes().let_go(session, session.location, {*ids} - held)
-
-
 def enter_groups(session: Session, changes: Changes) -> None:
     """Make the right heads of the groups ready that released tasks have entered. The groups are locked."""
     places = {(location, queue) for location, queue, group in changes.released if group is not None}

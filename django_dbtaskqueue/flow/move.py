@@ -23,7 +23,7 @@ from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import dependencies, selection, usage
 from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, with_row_locks
-from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.models import AbstractTask, Dependency
 
 ROWS_PER_PUT_BACK = 100  # rows in one statement of ``set_back``
 NOT_DUE_AFTER = ("cancel", "snooze", "delete")  # verbs after which no poller needs to look
@@ -153,11 +153,25 @@ def set_back(
         names = [*before[rows[0].pk], *given]
         with _regrouped(tasks, groups_of([*pairs, *((row.queue, None) for row in rows)])):
             base_rows(tasks).bulk_update(rows, names, batch_size=ROWS_PER_PUT_BACK)
-            dependencies.let_go_if_ended(_session(tasks), [row.pk for row in rows if row.parked_by == PARENTS])
+            wait_again(_session(tasks), [row.pk for row in rows if row.parked_by == PARENTS])
         _count(tasks, "put_back", [(row.pk, row.queue, row.group_key, row.status) for row in rows])
     for queue in {row.queue for row in rows if row.status == CREATED}:
         notify.wake_after_commit(transaction.get_connection(tasks.db), queue)
     return rows
+
+
+def wait_again(session: Session, ids: list[int]) -> None:
+    """Let tasks that wait again start if their parents have ended; parents that failed are told of once more."""
+    if not ids:
+        return
+    of = {"location": session.location, "ids": session.sql.dialect.array(sorted(ids))}
+    held = {row[0] for row in session.run(session.sql.lock_holds, of)}  # waits for who takes the last parent off
+    dependencies.Changes().let_go(session, session.location, {*ids} - held)
+    edges = Dependency.objects.using(session.connection.alias).filter(child_location=session.location, outcome=None)
+    open_edges = edges.filter(child_id__in=held).values_list("parent_location", "parent_id")
+    for there, parents in dependencies.by_table(session, {dependencies.TaskKey(*pair) for pair in open_edges}):
+        there.run(there.sql.ask_again, {"ids": parents})
+        dependencies.sweep_after_commit(there)
 
 
 def _change(

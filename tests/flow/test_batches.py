@@ -125,12 +125,15 @@ def test_a_retry_goes_on_from_where_it_failed(alias: str, settings: Any) -> None
 
 
 def test_a_retry_cancels_again_what_waits_for_a_poisoned_task(alias: str) -> None:
+    outside = enqueue("parcels", using=alias)
     with batch("import", using=alias) as b:
         parent = enqueue("parcels", using=alias)
-        child = enqueue("parcels", after=parent, on_parent_failure="cancel", using=alias)
-    taken(alias).poison()
+        for one in (parent, outside):
+            enqueue("letters", after=one, on_parent_failure="cancel", using=alias)
+    for _ in range(2):
+        taken(alias).poison()
     assert b.retry() == 0
-    assert (state(parent), state(child)) == (POISONED, POISONED)
+    assert b.progress()["POISON"] == 3
     assert move.change_statuses(Task.objects.using(alias).filter(pk=parent.pk), "kick") == 1
     finish(alias)
 

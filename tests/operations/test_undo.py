@@ -105,6 +105,16 @@ def test_a_wait_for_parents_goes_where_the_task_goes_and_ends_when_they_have_end
     assert Task.objects.using(alias).get(pk=moved.pk).queue == "letters"
 
 
+def test_a_wait_that_is_put_back_hears_of_a_parent_that_failed(alias: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": alias}, "letters": {"database": alias}}}
+    enqueue("letters", after=enqueue(QUEUE), on_parent_failure="cancel")
+    cancelled = done("cancel", "queue:letters", alias)
+    checkout(QUEUE, poller_instance="p:1:x", using=alias)[0].poison()
+    assert put_back(cancelled, alias).changed == 1
+    dependencies.sweep(Session.on(alias))
+    assert "parent task" in Task.objects.using(alias).get(queue="letters").process_result
+
+
 def test_a_move_takes_a_reference_that_stays_taken_and_gives_it_back(alias: str, settings: Any) -> None:
     once = {"unique_over": "history", "keep": "delete", "database": alias}
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": alias}, "letters": once}}

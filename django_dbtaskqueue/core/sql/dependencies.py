@@ -58,10 +58,10 @@ class DependencyStatements(Group):
         " watched = CASE WHEN watched IS NOT NULL THEN true END"
         " WHERE id IN ({each:ids}) AND status IN ({_sources:kick}) RETURNING id, queue_name"
     )
-    # Let the ends of failed tasks of a batch be told once more.
+    # Let the ends of those of the given tasks that failed be told once more.
     ask_again = template(
         "UPDATE {task} SET watched = true"
-        " WHERE batch = %(batch)s AND final_status IN ('ERROR', 'POISON') AND NOT watched"
+        " WHERE id IN ({each:ids}) AND final_status IN ('ERROR', 'POISON') AND NOT watched"
     )
     present = template("SELECT id FROM {task} WHERE id IN ({each:ids})")
     # Let tasks start whose parents have ended. Each one once: this takes the reason away that they waited for.
