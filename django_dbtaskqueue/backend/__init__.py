@@ -113,7 +113,7 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
 
         Raises ``TypeError`` for an argument that JSON cannot hold, before any write.
         """
-        from django_dbtaskqueue.db.session import alias_for
+        from django_dbtaskqueue.db.session import aliases_of
         from django_dbtaskqueue.flow import enqueue, observe
 
         self.validate_task(task)
@@ -124,7 +124,7 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
             payload["backend"] = self.alias
         if metadata := getattr(task, "metadata", None):
             payload["metadata"] = compat.normalize_json(metadata)
-        if connections[alias_for(task.queue_name, None)].vendor != "postgresql":
+        if any(connections[alias].vendor != "postgresql" for alias in aliases_of(task.queue_name)):
             payload[results.NONCE] = secrets.token_hex(8)
         try:
             options = TaskOptions(payload=payload, priority=-task.priority, run_at=task.run_after)

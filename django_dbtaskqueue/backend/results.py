@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -174,6 +174,12 @@ def _nonce(payload: object) -> str:
     return str(payload.get(NONCE, "")) if isinstance(payload, Mapping) else ""
 
 
+def _nonces(session: "Session", task_id: int) -> Iterator[str]:
+    if session.postgresql:
+        yield ""
+    yield _nonce(json_payload.loads(_stored(session, task_id).get("payload") or "null"))
+
+
 def id_of_lease(lease: Lease) -> str:
     """Return the id of the task that a lease holds."""
     from django_dbtaskqueue.db.session import model_for
@@ -182,11 +188,14 @@ def id_of_lease(lease: Lease) -> str:
 
 
 def _uuid(alias: str, location: str, task_id: int, nonce: str, secret: str | bytes) -> uuid.UUID:
-    place, sealed = f"{alias}:{location}", f"{alias}:{location}:{task_id}{nonce}"
+    sealed = f"{alias}:{location}:{task_id}{nonce}"
     digest = salted_hmac("django_dbtaskqueue.backend", sealed, secret=secret, algorithm="sha256").digest()
     seal = int.from_bytes(digest[:8]) >> (64 - SEAL_BITS)
-    number = task_id << 128 - ID_BITS | 8 << 76 | crc32(place.encode()) % 2**PLACE_BITS << 64 | 0b10 << SEAL_BITS | seal
-    return uuid.UUID(int=number)
+    return uuid.UUID(int=task_id << 128 - ID_BITS | 8 << 76 | _place(alias, location) << 64 | 0b10 << SEAL_BITS | seal)
+
+
+def _place(alias: str, location: str) -> int:
+    return crc32(f"{alias}:{location}".encode()) & (1 << PLACE_BITS) - 1
 
 
 def find_place(result_id: object) -> "tuple[Session, int]":
@@ -202,10 +211,10 @@ def find_place(result_id: object) -> "tuple[Session, int]":
     places = ((alias, model_for(queue)) for queue in conf.settings_queues() for alias in aliases_of(queue))
     for alias, model in dict.fromkeys(places):
         session, location = Session.on(alias, model), model._meta.label_lower
-        stored = {} if session.postgresql else _stored(session, task_id)
-        nonce = _nonce(json_payload.loads(stored.get("payload") or "null"))
-        if any(
-            constant_time_compare(str(_uuid(alias, location, task_id, nonce, secret)), str(given)) for secret in secrets
-        ):
-            return session, task_id
+        if given.int >> 64 & (1 << PLACE_BITS) - 1 != _place(alias, location):
+            continue
+        for nonce in _nonces(session, task_id):
+            made = (_uuid(alias, location, task_id, nonce, secret) for secret in secrets)
+            if any(constant_time_compare(str(one), str(given)) for one in made):
+                return session, task_id
     raise compat.TaskResultDoesNotExist(result_id)

@@ -138,12 +138,15 @@ class ShardMove:
 
     def candidates(self, alias: str, tasks: Tasks, limit: int | None = None) -> list[Candidate]:
         """Return the first of some waiting tasks with their targets, in the order of their ids."""
-        rows = tasks.order_by("pk").values_list("pk", "group_key", "reference", "payload")[:limit]
+        rows = tasks.order_by("pk").values_list("pk", "group_key", "reference", "payload", "payload_type")[:limit]
         return [Candidate(pk, group, *self._placed(alias, *named)) for pk, group, *named in rows]
 
-    def _placed(self, alias: str, reference: str | None, payload: object) -> tuple[str, str]:
+    def _placed(self, alias: str, reference: str | None, payload: object, kind: str | None) -> tuple[str, str]:
         """Return where a task belongs. Without a reference or a router it may stay on any of the queue's shards."""
         settings, homes = conf.default_settings(self.queue), aliases_of(self.queue)
+        if kind is not None and isinstance(payload, dict) and payload.keys() >= {"args", "kwargs"}:
+            stays = alias in ((self.target,) if self.target else homes)
+            return alias, "" if stays else _("it is a Django task, whose id names its database")
         if self.target is not None:
             return self.target, ""
         if not settings.shards:

@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 from django.db.utils import DatabaseError
 
 from django_dbtaskqueue import SignalRefused, batch, enqueue, enqueue_many, queue, registry, signal
+from django_dbtaskqueue.backend import compat
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.flow.schedule import enqueue_due
 from django_dbtaskqueue.flow.shard_move import ShardMove
@@ -22,7 +23,7 @@ from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.testing import run_poller
 from tests.factories import make_task
 from tests.operations.site import data, refused
-from tests.support import alias_beside
+from tests.support import alias_beside, taken_back
 
 SHARDS = ("default", "sqlite")
 pytestmark = pytest.mark.django_db(databases=SHARDS, transaction=True)
@@ -185,6 +186,22 @@ def test_what_cannot_move_is_named_and_stays(settings: Any) -> None:
     assert references() == {"default": here, "sqlite": ["twice"]}
     assert Task.objects.get(reference="twice").ready_time is not None
     assert Task.objects.get(pk=running.pk).status == "PROCESSING"
+
+
+def test_the_id_of_a_django_task_names_its_task_on_any_shard(settings: Any) -> None:
+    spread(settings)
+    settings.TASKS = {"default": {"BACKEND": "django_dbtaskqueue.backend.DatabaseTaskBackend", "QUEUES": []}}
+    from tests.testapp import functions
+
+    add = functions.add.using(queue_name="spread")
+    with taken_back(), taken_back("sqlite"):
+        gone = [add.enqueue(1, 2) for _ in SHARDS]
+    kept = [add.enqueue(3, 4) for _ in SHARDS]
+    for one in gone:
+        with pytest.raises(compat.TaskResultDoesNotExist):
+            add.get_result(one.id)
+    assert "Django task" in str(move("--to", "sqlite")["refused"])
+    assert [add.get_result(one.id).args for one in kept] == [[3, 4]] * 2
 
 
 def test_a_task_stays_whose_end_its_schedule_waits_for(settings: Any) -> None:
