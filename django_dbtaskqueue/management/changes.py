@@ -433,5 +433,5 @@ def run_batches(output: Output, options: Options) -> int:
 def _batch_line(key: str, one: related_tasks.BatchDocument) -> tuple[object, ...]:
     statuses = one["statuses"]
     failed = statuses["ERROR"] + statuses["POISON"]
-    ended = f"{statuses['COMPLETED'] + failed:,} of {one['total']:,}"
+    ended = f"{one['total'] - statuses['CREATED'] - statuses['PROCESSING']:,} of {one['total']:,}"
     return (key, one["name"], one["create_time"], ended, failed, ", ".join(one["queues"]))
