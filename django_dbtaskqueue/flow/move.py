@@ -19,8 +19,9 @@ from django.db.models.functions import Coalesce, Least, Now
 from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENTS
 from django_dbtaskqueue.core.states import BY_VERB, CREATED, PROCESSING, SIGNAL, TERMINAL, sources
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Row, Session
+from django_dbtaskqueue.db.session import Row, Session, is_task_table
 from django_dbtaskqueue.flow import dependencies, selection, usage
+from django_dbtaskqueue.flow.dependencies import TaskKey, by_table
 from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, Dependency
@@ -162,15 +163,13 @@ def set_back(
 
 def wait_again(session: Session, ids: list[int]) -> None:
     """Let tasks that wait again start if their parents have ended; parents that failed are told of once more."""
-    if not ids:
-        return
     of = {"location": session.location, "ids": session.sql.dialect.array(sorted(ids))}
     held = {row[0] for row in session.run(session.sql.lock_holds, of)}  # waits for who takes the last parent off
     dependencies.Changes().let_go(session, session.location, {*ids} - held)
     edges = Dependency.objects.using(session.connection.alias).filter(child_location=session.location, outcome=None)
-    open_edges = edges.filter(child_id__in=held).values_list("parent_location", "parent_id")
-    for there, parents in dependencies.by_table(session, {dependencies.TaskKey(*pair) for pair in open_edges}):
-        there.run(there.sql.ask_again, {"ids": parents})
+    parents = {TaskKey(*pair) for pair in edges.filter(child_id__in=held).values_list("parent_location", "parent_id")}
+    for there, ended in by_table(session, (key for key in parents if is_task_table(key.location))):
+        there.run(there.sql.ask_again, {"ids": ended})
         dependencies.sweep_after_commit(there)
 
 

@@ -196,8 +196,7 @@ def delete_empty_batches(alias: str, tables: Iterable[type[models.AbstractTask]]
     empty = batches.filter(old)
     for model in tables:
         empty = empty.exclude(Exists(model._base_manager.using(alias).filter(batch=OuterRef("pk"))))
-    deleted = _delete(batches.all(), old, empty.order_by("pk"))
-    if deleted:
+    if deleted := _delete(batches.all(), old, empty.order_by("pk")):
         counts = models.MinuteCount.objects.using(alias).filter(kind__startswith=LEFT_BATCH)
         known = batches.annotate(kind=Concat(Value(LEFT_BATCH), Cast("pk", CharField()))).values("kind")
         counts.exclude(kind__in=known).delete()

@@ -147,10 +147,8 @@ class ShardMove:
         if kind is not None and isinstance(payload, dict) and payload.keys() >= {"args", "kwargs"}:
             stays = alias in ((self.target,) if self.target else homes)
             return alias, "" if stays else _("it is a Django task, whose id names its database")
-        if self.target is not None:
-            return self.target, ""
-        if not settings.shards:
-            return homes[0], ""
+        if self.target is not None or not settings.shards:
+            return self.target or homes[0], ""
         if settings.router is None and reference is None and alias in homes:
             return alias, ""
         try:
