@@ -194,7 +194,7 @@ class BatchAdmin(NamedListAdmin):
         return related_tasks.find_batch(key, viewer(request))
 
     def key(self, row: Any) -> str:
-        return related_tasks.batch_key(str(row._state.db), row.pk)
+        return related_tasks.batch_key(row)
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return the verbs that would change something, and that the user may use on each queue of the batch."""

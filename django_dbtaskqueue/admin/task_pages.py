@@ -302,7 +302,7 @@ class TaskAdmin(TaskPageAdmin):
 
     @admin.display(description=gettext_lazy("batch"))
     def batch(self, task: Any) -> str:
-        return self.link(task.batch, self.url(Batch, "change", batch_key(str(task._state.db), task.batch)))
+        return self.link(task.batch, self.url(Batch, "change", batch_key(task, task.batch)))
 
     @admin.display(description=gettext_lazy("failure group"))
     def group_link(self, task: Any) -> str:

@@ -260,14 +260,13 @@ def stored_key(field: Any, value: object) -> object:
 
 def own_types(session: Session, names: Iterable[str]) -> OwnColumns:
     """Return the columns of some own fields, with their types."""
-    fields, connection = own_fields(session.model), session.connection
-    quoted = connection.ops.quote_name
-    return tuple((quoted(str(fields[name].column)), str(fields[name].db_type(connection))) for name in names)
+    fields, to = own_fields(session.model), session.connection
+    return tuple((to.ops.quote_name(str(fields[name].column)), str(fields[name].db_type(to))) for name in names)
 
 
-def own_parameters(session: Session, row: Row, *, as_json: bool = False) -> dict[str, Any]:
+def own_parameters(session: Session, row: Row, *, as_json: bool = False) -> Row:
     """Return the values of the own columns that a row sets, as parameters, or each as JSON text."""
-    fields, found = own_fields(session.model), {}
+    fields, found = own_fields(session.model), Row()
     for number, (name, value) in enumerate(row[OWN_COLUMNS].items()):
         field = fields[name]
         try:

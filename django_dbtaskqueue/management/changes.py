@@ -416,8 +416,7 @@ def run_batches(output: Output, options: Options) -> int:
     if what == "list":
         found = related_tasks.listed_batches(actor, using)
         documents = related_tasks.batch_documents(found)
-        keys = [related_tasks.batch_key(str(row._state.db), row.pk) for row in found]
-        head, rows = ("id", "name", "created", "ended", "failed", "queues"), [*map(_batch_line, keys, documents)]
+        head, rows = ("id", "name", "created", "ended", "failed", "queues"), [*map(_batch_line, found, documents)]
         return output.table(
             documents, head, rows, none="There is no batch. The code makes one with batch() or Workflow."
         )
@@ -430,8 +429,8 @@ def run_batches(output: Output, options: Options) -> int:
     return output.facts(document, shown)
 
 
-def _batch_line(key: str, one: related_tasks.BatchDocument) -> tuple[object, ...]:
+def _batch_line(row: Any, one: related_tasks.BatchDocument) -> tuple[object, ...]:
     statuses = one["statuses"]
     failed = statuses["ERROR"] + statuses["POISON"]
     ended = f"{one['total'] - statuses['CREATED'] - statuses['PROCESSING']:,} of {one['total']:,}"
-    return (key, one["name"], one["create_time"], ended, failed, ", ".join(one["queues"]))
+    return (related_tasks.batch_key(row), one["name"], one["create_time"], ended, failed, ", ".join(one["queues"]))

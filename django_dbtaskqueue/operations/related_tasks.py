@@ -10,14 +10,15 @@ from graphlib import CycleError, TopologicalSorter
 from statistics import fmean
 from typing import Annotated
 
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _, gettext_lazy, ngettext, ngettext_lazy
 
+from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import SIGNAL, TERMINAL, Status
-from django_dbtaskqueue.db.session import alias_for, model_for
+from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
 from django_dbtaskqueue.flow.dependencies import GONE_TASK, TaskKey, rows_of
 from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Step
@@ -174,9 +175,11 @@ def listed_batches(actor: Actor, using: str | None = None) -> list[Batch]:
     return sorted(_batches(actor, using), key=lambda row: row.create_time, reverse=True)[:MAX_BATCHES_LISTED]
 
 
-def batch_key(alias: str, pk: int) -> str:
-    """Return what names a batch: its id, behind its database if that is not the common one."""
-    return str(pk) if alias == alias_for("", None) else f"{alias}:{pk}"
+def batch_key(row: Model, pk: int | None = None) -> str:
+    """Return what names a batch, or that of a task: its id, behind its database if that is not the common one."""
+    followed = {standby: primary for primary, standby in standbys.get().items()}
+    alias, common = (followed.get(one, one) for one in (str(row._state.db), alias_for("", None)))
+    return str(pk or row.pk) if alias == common else f"{alias}:{pk or row.pk}"
 
 
 def find_batch(key: str, actor: Actor, using: str | None = None) -> Batch | None:
@@ -273,8 +276,8 @@ def graph_of(row: Batch, actor: Actor) -> Graph:
     last = None if row.callback_id is None else TaskKey(row.callback_location, row.callback_id)
     asked = [edges.filter(child_location=last.location, child_id=last.id)] if last else []
     rows: dict[TaskKey, tuple[str, str | None, str]] = {}
-    for model in sorted({model_for(queue) for queue in row.queues}, key=lambda model: model._meta.label_lower):
-        label, tasks = model._meta.label_lower, model._base_manager.using(alias).filter(batch=row.pk)
+    for tasks in BatchHandle(row, alias).tasks():
+        label = tasks.model._meta.label_lower
         found = tasks.order_by("pk").values_list("pk", *SHOWN_OF_NODES)[: MAX_TASKS_DRAWN + 1]
         rows |= {TaskKey(label, one[0]): one[1:] for one in found}
         asked.append(edges.filter(child_location=label, child_id__in=tasks.values("pk")))

@@ -11,6 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from django_dbtaskqueue import Workflow, batch, enqueue
+from django_dbtaskqueue.core.context import set_inside, standbys
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.flow import move
 from django_dbtaskqueue.flow.batches import counts_of
@@ -64,6 +65,10 @@ def test_batches_of_two_databases_with_one_id_are_told_apart(op: Client, setting
     move.change_statuses(Task.objects.all(), "cancel")
     assert counts_of([rows.get() for rows in ends.values()]) == [{"POISON": 1}, {"CREATED": 1}]
     assert all(f"/batch/{key}/change/" in text(op.get(LIST)) for key in ("7", "sqlite_3A7"))
+    found = [rows.get() for rows in ends.values()]
+    for row, row._state.db in zip(found, ("a standby", "another"), strict=True):
+        with set_inside(standbys, {"default": "a standby", "sqlite": "another"}):
+            assert related_tasks.batch_key(row) == {"near": "7", "far": "sqlite:7"}[row.name]
     assert "near" in page_of(op, 7) and "far" in page_of(op, "sqlite_3A7")
     refused("several batches: default:7, sqlite:7", command, "batches", "cancel", "7", error=CommandError)
     act(op, "cancel_batch", "sqlite:7")
