@@ -6,6 +6,7 @@ it does not wait and cannot deadlock. A task under a live lease is never touched
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +24,7 @@ from django_dbtaskqueue.core.sql.pipeline import ABSENT_LOCATIONS_SQL, RESET_ABS
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session, statements_of
-from django_dbtaskqueue.flow.selection import Tasks, as_filterable, delete_steps, with_row_locks
+from django_dbtaskqueue.flow.selection import Tasks, as_filterable, counts_of_batches, delete_steps, with_row_locks
 from django_dbtaskqueue.models.control import LEFT_BATCH, UNFINISHED
 
 ROWS_PER_BATCH = 1000
@@ -76,9 +77,11 @@ def _delete_locked(session: Session, ids: list[int], to: str) -> int:
         session.run(sql.keep, {**selected, "location": session.location})
     else:
         session.run(sql.count, selected)
-    session.run(sql.note, selected)
     delete_steps(session.model, session.connection.alias, ids)
-    return len(session.run(sql.delete, selected))
+    gone = session.run(sql.delete, selected)
+    left = counts_of_batches(Counter((queue, batch, status) for _id, queue, batch, status in gone))
+    models.MinuteCount.objects.using(session.connection.alias).bulk_create(left)
+    return len(gone)
 
 
 # -- all tasks of a queue and status, by the settings ------------------------------------------------------------------

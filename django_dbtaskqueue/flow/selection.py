@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from django.db import transaction
@@ -81,15 +82,21 @@ def delete_and_count(tasks: Tasks) -> int:
         for queue in named.values_list("queue", flat=True).distinct():
             free_references(tasks.db, queue, named.filter(queue=queue).values("reference"))
     delete_steps(tasks.model, tasks.db, tasks.order_by().values("pk"))
-    counts: list[MinuteCount] = []
-    grouped = tasks.order_by().values("queue", "batch", "status").annotate(number=Count("pk"))
-    for queue, batch, status, number in grouped.values_list("queue", "batch", "status", "number"):
-        counts.append(MinuteCount(kind=DELETION, queue=queue, count=number))
-        if batch is not None and status != COMPLETED:
-            name = status if status in TERMINAL else "DELETED"
-            counts.append(MinuteCount(kind=f"{LEFT_BATCH}{batch}", queue=queue, name=name, count=number))
-    MinuteCount.objects.using(tasks.db).bulk_create(counts)
+    numbers = tasks.order_by().values_list("queue", "batch", "status").annotate(number=Count("pk"))
+    left = Counter({(queue, batch, status): number for queue, batch, status, number in numbers})
+    deleted = Counter(queue for queue, _batch, _status in left.elements())
+    counts = [MinuteCount(kind=DELETION, queue=queue, count=number) for queue, number in deleted.items()]
+    MinuteCount.objects.using(tasks.db).bulk_create([*counts, *counts_of_batches(left)])
     return int(tasks._raw_delete(tasks.db) or 0)  # None where Django sees that nothing can match
+
+
+def counts_of_batches(left: Mapping[tuple[str, int | None, str], int]) -> list[MinuteCount]:
+    """Return the counts of tasks that leave their batches without having completed, by queue, batch and status."""
+    return [
+        MinuteCount(kind=f"{LEFT_BATCH}{batch}", queue=queue, name=end if end in TERMINAL else "DELETED", count=number)
+        for (queue, batch, end), number in left.items()
+        if batch is not None and end != COMPLETED
+    ]
 
 
 def delete_steps(model: type[AbstractTask], alias: str, ids: Iterable[Any]) -> None:

@@ -51,7 +51,7 @@ class RetentionStatements(Group):
     )
     count = template("{_counting:{task} AS t WHERE t.id IN ({_ids})|t.queue_name}")
     note = template("{_noting:{task} AS t WHERE t.id IN ({_ids})}")
-    delete = template("DELETE FROM {task} WHERE id IN ({each:ids}) RETURNING id")
+    delete = template("DELETE FROM {task} WHERE id IN ({each:ids}) RETURNING id, queue_name, batch, status")
     # Some rows of a table of the history that moved there long ago; locks them.
     old_history = template(
         "SELECT id FROM {{table}} AS t WHERE moved_time <= {later:%(age)s} ORDER BY id LIMIT %(limit)s {skipping}"

@@ -2164,7 +2164,7 @@ FROM "dbtaskqueue_task"
 WHERE id IN (
     SELECT unnest(%(ids)s::bigint[])
 )
-RETURNING id;
+RETURNING id, queue_name, batch, status;
 
 -- RetentionStatements.delete_history [1]
 INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)

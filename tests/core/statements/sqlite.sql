@@ -1651,7 +1651,7 @@ WHERE id IN (
     SELECT value
     FROM json_each(%(ids)s)
 )
-RETURNING id;
+RETURNING id, queue_name, batch, status;
 
 -- RetentionStatements.delete_history [1]
 INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
