@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Self
@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.context import set_inside
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.json import is_name
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
-from django_dbtaskqueue.db.session import Session, checked_alias, model_for
+from django_dbtaskqueue.db.session import Session, aliases_of, checked_alias, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
 from django_dbtaskqueue.flow.dependencies import Members, TaskKey, attach, by_table, members
 from django_dbtaskqueue.flow.enqueue import enqueue
@@ -62,10 +62,7 @@ class BatchHandle:
         return sum(move.change_statuses(tasks, "cancel") for tasks in self.tasks())
 
     def retry(self) -> int:
-        """Go on from where it failed: reprocess its tasks in ERROR; return how many.
-
-        Tasks that a parent's end has cancelled wait for it again. One that an operator cancelled stays as it is.
-        """
+        """Reprocess its tasks in ERROR, and return how many. Those that a parent's end has cancelled wait again."""
         number = 0
         for tasks in self.tasks():
             session = Session(connections[self.alias], tasks.model)
@@ -136,11 +133,13 @@ def batch(name: str, *, on_complete: OnComplete | None = None, using: str | None
 def chain(*steps: Mapping[str, Any], on_parent_failure: str = "hold", using: str | None = None) -> list[Task]:
     """Enqueue tasks of which each waits for the one before, in one transaction; a step is ``enqueue``'s arguments."""
     tasks: list[Task] = []
-    with transaction.atomic(using=checked_alias(using) if using else router.db_for_write(Batch)):
+    with ExitStack() as stack:
         for step in steps:
-            after = tasks[-1] if tasks else None
             options = {"on_parent_failure": on_parent_failure, "using": using, **step}
-            tasks.append(enqueue(**options, after=after))
+            queue = options.get("queue", "")
+            for alias in () if tasks else aliases_of(getattr(queue, "value", queue), options["using"]):
+                stack.enter_context(transaction.atomic(using=alias))  # the others go where the first one goes
+            tasks.append(enqueue(**options, after=tasks[-1] if tasks else None))
     return tasks
 
 

@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from django_dbtaskqueue import Workflow, batch, chain, enqueue, enqueue_many
-from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError
 from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.batches import BatchHandle
 from django_dbtaskqueue.models import Batch, Dependency, MinuteCount, Task
@@ -212,6 +212,15 @@ def test_a_chain(alias: str) -> None:
     finish(alias)
     finish(alias, "letters")
     assert taken(alias).id == tasks[2].pk
+
+
+@pytest.mark.parametrize("far", [{"database": "sqlite"}, {"shards": ["sqlite", "default"]}])
+def test_a_chain_on_another_database_is_stored_whole_or_not(settings: Any, far: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": far}}
+    for _ in range(2):
+        with pytest.raises(PayloadError):
+            chain({"queue": "parcels"}, {"queue": "parcels", "payload": object()})
+    assert not any(Task.objects.using(alias).exists() for alias in ("default", "sqlite"))
 
 
 def test_enqueue_many_after_a_parent(alias: str) -> None:
