@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import QueueSettings
@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.exceptions import SignalRefused, SignalTimeout, Ste
 from django_dbtaskqueue.core.lease import Lease, ReceivedSignal, Steps, current_lease
 from django_dbtaskqueue.core.outcomes import Decidable, Outcome, Settlement, Suspend, check_delay
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, alias_for, asynchronous, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, asynchronous, model_for
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.dependencies import Parents, TaskKey, parents_of
 from django_dbtaskqueue.flow.run import decide
@@ -383,6 +383,6 @@ def _place(task: AbstractTask | Lease | int, queue: str | None, using: str | Non
         return Session.on(using or task.port.alias, model_for(task.queue)), task.id
     if isinstance(task, bool) or not isinstance(task, int):
         raise TypeError(f"signal() needs a task or its id, not {json_payload.short_repr(task)}.")
-    if queue is None:
-        return Session.on(using or router.db_for_write(Task), Task), task
-    return Session.on(alias_for(queue, using), model_for(queue)), task
+    if len(aliases := aliases_of(queue or "", using)) > 1:
+        raise TaskQueueError(f"Queue {queue!r} has shards, and each has its own ids: using= is {' or '.join(aliases)}.")
+    return Session.on(aliases[0], model_for(queue or "")), task

@@ -239,6 +239,7 @@ def test_what_is_on_its_way_gets_neither_signals_nor_children(settings: Any) -> 
     there = Task.objects.using("sqlite").get()
     assert enqueue("spread", "child", after=there)._state.db == "sqlite"
     assert not signal(there, "approved")
+    refused("each has its own ids", signal, there.pk, "approved", queue="spread")
 
 
 def test_a_database_that_is_no_shard_any_more_is_emptied(settings: Any) -> None:
