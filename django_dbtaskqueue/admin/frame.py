@@ -25,10 +25,9 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _, gettext_lazy, pgettext_lazy
 
 from django_dbtaskqueue.admin import cells
-from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db import standby
-from django_dbtaskqueue.db.session import Session, is_task_table, migrated, model_named
+from django_dbtaskqueue.db.session import Session, alias_for, is_task_table, migrated, model_named
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.permissions import APP, VIEW_PAYLOAD, Actor, Text, V, Verb, narrow
 from django_dbtaskqueue.operations.serializers import MAX_WHOLE_NUMBER, is_storable
@@ -212,8 +211,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows the user may view, each with the database's time as ``clock``: the server's may differ."""
         rows: QuerySet[Any] = super().get_queryset(request).annotate(clock=Now())
-        rows = rows.using(standbys.get().get(rows.db, rows.db))
-        return narrow(rows, viewer(request))
+        return narrow(rows.using(alias_for("", None, write=False)), viewer(request))
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         if not self.view_permission:

@@ -8,7 +8,6 @@ from typing import Any
 from django import forms
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest
-from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.html import format_html
@@ -21,7 +20,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked
-from django_dbtaskqueue.db.session import aliases_of, model_for
+from django_dbtaskqueue.db.session import alias_for, aliases_of, model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Queue
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import actions, bulk, permissions, verbs
@@ -226,7 +225,7 @@ class TaskPageAdmin(ListAdmin):
         """Apply the verb to the ticked rows, or to the row of the page, at once."""
         ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := id_of(text)) is not None]
         # Read from the database that is written: a replica may lag behind.
-        table = self.model._meta.concrete_model._default_manager.using(router.db_for_write(self.model)).all()
+        table = self.model._meta.concrete_model._default_manager.using(alias_for("", None)).all()
         task, actor = None, viewer(request)
         if verb.name in verbs.ONE_TASK_VERBS:
             if len(ids) != 1:

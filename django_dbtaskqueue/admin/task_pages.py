@@ -12,7 +12,7 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router
+from django.db import connections
 from django.db.models import F, QuerySet
 from django.db.models.functions import Coalesce, Now
 from django.http import HttpRequest, HttpResponse
@@ -28,6 +28,7 @@ from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_age, format_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.placement import known_queues, own_fields
 from django_dbtaskqueue.models import Attempt, AuditEntry, Batch, Poller, SavedSearch, Step, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -165,7 +166,7 @@ def saved_searches(actor: permissions.Actor, alias: str) -> list[dict[str, Any]]
 
 
 def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
-    mine = SavedSearch.objects.using(router.db_for_write(SavedSearch)).filter(owner=request.user.get_username())
+    mine = SavedSearch.objects.using(alias_for("", None)).filter(owner=request.user.get_username())
     if "forget_view" in request.POST:
         mine.filter(pk=id_of(request.POST["forget_view"]) or 0).delete()
         return redirect(request.get_full_path())

@@ -9,14 +9,14 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Self
 
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 from django.db.models import Count, Sum
 
 from django_dbtaskqueue.core.context import set_inside
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.json import is_name
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
-from django_dbtaskqueue.db.session import Session, aliases_of, checked_alias, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
 from django_dbtaskqueue.flow.dependencies import Members, TaskKey, attach, by_table, members
 from django_dbtaskqueue.flow.enqueue import enqueue
@@ -122,7 +122,7 @@ def batch(name: str, *, on_complete: OnComplete | None = None, using: str | None
     """
     if not is_name(name):
         raise EnqueueError(f"batch({name!r:.80}) needs a name of 1 to 200 characters.")
-    alias = checked_alias(using) if using else router.db_for_write(Batch)
+    alias = alias_for("", using or None)
     handle, inside, outer = BatchHandle(Batch(name=name), alias), Members(name, alias), members.get()
     with transaction.atomic(using=alias):
         with set_inside(members, inside):

@@ -20,6 +20,7 @@ from django_dbtaskqueue.models import AuditEntry, Batch, Task
 from django_dbtaskqueue.operations import related_tasks
 from django_dbtaskqueue.operations.explain import explain
 from tests.operations.site import ADMIN, ONLY_PARCELS, command, refused, text
+from tests.operations.test_admin import confirm
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIST = f"{ADMIN}batch/"
@@ -73,6 +74,19 @@ def test_batches_of_two_databases_with_one_id_are_told_apart(op: Client, setting
     refused("several batches: default:7, sqlite:7", command, "batches", "cancel", "7", error=CommandError)
     act(op, "cancel_batch", "sqlite:7")
     assert Task.objects.using("sqlite").get().status == "POISON"
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_pages_acts_and_batches_are_on_the_common_database_of_the_settings(op: Client, settings: Any) -> None:
+    settings.DBTASKQUEUE |= {"DATABASE": "sqlite", "QUEUES": {"parcels": {}}}
+    for alias in ("default", "sqlite"):
+        Task.objects.using(alias).create(pk=7, queue="parcels", reference=f"on {alias}")
+    assert "on sqlite" in text(op.get(f"{ADMIN}task/")) and "on sqlite" in page_of(op, 7, "task")
+    confirm(op, "cancel", [Task.objects.using("sqlite").get()])
+    statuses = [Task.objects.using(alias).get().status for alias in ("default", "sqlite")]
+    with batch("import") as b:
+        enqueue("parcels")
+    assert (statuses, b.alias) == (["CREATED", "POISON"], "sqlite")
 
 
 def test_the_page_draws_the_graph_and_lists_the_same(op: Client) -> None:
