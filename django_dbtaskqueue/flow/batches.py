@@ -124,6 +124,8 @@ def batch(name: str, *, on_complete: OnComplete | None = None, using: str | None
         raise EnqueueError(f"batch({name!r:.80}) needs a name of 1 to 200 characters.")
     alias = alias_for("", using or None)
     handle, inside, outer = BatchHandle(Batch(name=name), alias), Members(name, alias), members.get()
+    if outer is not None and outer.alias != alias:
+        raise EnqueueError(f"The batch {name!r} is in database {alias!r}, and the one around it in {outer.alias!r}.")
     with transaction.atomic(using=alias):
         with set_inside(members, inside):
             yield handle

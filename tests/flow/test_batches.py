@@ -79,6 +79,9 @@ def test_a_task_of_another_database_does_not_join(alias: str) -> None:
     other = "sqlite" if alias == "default" else "default"
     with pytest.raises(EnqueueError, match="one database"), batch("import", using=alias):
         enqueue("parcels", using=other)
+    with pytest.raises(EnqueueError, match="around it"), batch("outer", using=alias), batch("inner", using=other):
+        enqueue("parcels", using=other)
+    assert not Task.objects.using(other).exists()
 
 
 def test_cancel_all(alias: str) -> None:
