@@ -5,8 +5,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, TypeVar
 
+import pytest
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.db.models import QuerySet
@@ -91,6 +93,18 @@ def sql(statement: str, parameters: Sequence[Any] | None = None, alias: str = "d
     with connections[alias].cursor() as cursor:
         cursor.execute(statement, parameters)
         return list(cursor.fetchall()) if cursor.description else []
+
+
+def with_settings(*after: str, **values: Any) -> Any:
+    """Make a fixture for all tests of a module: it lays values over ``DBTASKQUEUE``, after other fixtures."""
+
+    @pytest.fixture(autouse=True)
+    def lay(request: pytest.FixtureRequest, settings: Any) -> None:
+        for name in after:
+            request.getfixturevalue(name)
+        settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, **deepcopy(values)}  # a test may edit them
+
+    return lay
 
 
 def output_of(*words: object, **options: Any) -> str:

@@ -22,11 +22,10 @@ from tests.conftest import ProcessDatabase
 from tests.factories import HOLDER, make_task
 from tests.flow.conftest import alias as alias
 from tests.flow.test_many_groups import nodes_of
-from tests.support import PATIENCE, ended, sql
+from tests.support import PATIENCE, ended, sql, with_settings
 
 both = pytest.mark.django_db(databases=["default", "sqlite"])
-
-
+_settings = with_settings(QUEUES={"parcels": {}})
 AS_IN_THE_SEED = """
 INSERT INTO dbtaskqueue_task (queue_name, reference_number, status, attempt, payload, process_result, create_time,
     poller_instance, next_process_time, last_update_time)
@@ -55,11 +54,6 @@ def test_a_queue_s_name_is_all_an_insert_needs_and_the_seed_s_columns_are_a_task
     tasks.update(next_process_time=Now())
     (lease,) = tasks.checkout("parcels", poller_instance="p")
     assert (lease.id, lease.payload) == (task.id, {"a": 1})
-
-
-@pytest.fixture(autouse=True)
-def _queue(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
 
 
 def refused(alias: str, **columns: Any) -> bool:

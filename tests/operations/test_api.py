@@ -15,17 +15,13 @@ from django_dbtaskqueue.models import AuditEntry, BulkOperation, Queue, Task, Te
 from django_dbtaskqueue.models.control import IN_EFFECT
 from tests.factories import QUEUE, make_task
 from tests.operations.site import TASKS, attempt, client, command, data, post, text, urlpatterns as urlpatterns, user
-from tests.support import held, sql
+from tests.support import held, sql, with_settings
 
 TOKEN = "a-token"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
 EVERYTHING = "view_task", "view_queue", "view_bulkoperation", "view_payload", "reprocess_task", "delete_task"
-
-
-@pytest.fixture(autouse=True)
-def _robot(settings: Any) -> None:
-    settings.DBTASKQUEUE |= {"API_TOKENS": {"robot": DIGEST}}
+_settings = with_settings(API_TOKENS={"robot": DIGEST})
 
 
 def test_it_is_closed_by_default(settings: Any) -> None:

@@ -5,8 +5,8 @@ from html import unescape
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.core.management.base import CommandError
+from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
@@ -21,14 +21,11 @@ from django_dbtaskqueue.operations import related_tasks
 from django_dbtaskqueue.operations.explain import explain
 from tests.operations.site import ADMIN, ONLY_PARCELS, command, refused, text
 from tests.operations.test_admin import confirm
+from tests.support import with_settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIST = f"{ADMIN}batch/"
-
-
-@pytest.fixture(autouse=True)
-def _queues(settings: Any) -> None:
-    settings.DBTASKQUEUE |= {"QUEUES": {"parcels": {"max_attempts": 1}, "letters": {}}}
+_settings = with_settings(QUEUES={"parcels": {"max_attempts": 1}, "letters": {}})
 
 
 def page_of(client: Client, pk: int | str | None, kind: str = "batch") -> str:

@@ -22,14 +22,10 @@ from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.operations.site import refused
 from tests.poller.processes import polling
-from tests.support import at_once, counted, held, minute_counts, sql, until
+from tests.support import at_once, counted, held, minute_counts, sql, until, with_settings
 
 DAY = timedelta(days=1)
-
-
-@pytest.fixture(autouse=True)
-def _queues(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}, "elsewhere": {"database": "sqlite"}}}
+_settings = with_settings(QUEUES={"parcels": {}, "elsewhere": {"database": "sqlite"}})
 
 
 def old(status: str, days: float, alias: str = "default", **columns: Any) -> Task:

@@ -46,8 +46,9 @@ from tests.operations.site import (
 )
 from tests.poller.processes import polling
 from tests.report_figures import report_figures
-from tests.support import until
+from tests.support import until, with_settings
 
+_settings = with_settings(QUEUES={QUEUE: {"lease": "2m"}, "letters": {}}, HEARTBEAT="1s")
 CHARTS = f"{OVERVIEW}?charts"
 STATIC = Path(django_dbtaskqueue.__file__).parent / "static" / "dbtaskqueue"
 
@@ -55,11 +56,6 @@ STATIC = Path(django_dbtaskqueue.__file__).parent / "static" / "dbtaskqueue"
 def measured(minutes: int = 2, *, outcome: str = "completed", count: int = 5, **columns: Any) -> None:
     minute = Now() - timedelta(minutes=minutes)
     MinuteCount.objects.create(kind="outcome", queue=QUEUE, minute=minute, name=outcome, count=count, **columns)
-
-
-@pytest.fixture(autouse=True)
-def _known_queues(settings: Any) -> None:
-    settings.DBTASKQUEUE |= {"QUEUES": {QUEUE: {"lease": "2m"}, "letters": {}}, "HEARTBEAT": "1s"}
 
 
 def test_breadcrumbs_are_a_list_as_in_django_6(op: Client) -> None:

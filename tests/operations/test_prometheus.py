@@ -23,16 +23,13 @@ from django_dbtaskqueue.poller.probe_port import POLLER_METRICS
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ONLY_PARCELS, client, logged_in, text, user
 from tests.operations.test_api import BEARER, DIGEST
+from tests.support import with_settings
 
 VIEWS = "view_queue", "view_schedule"
 LABELS = "schedule", "queue", "database", "limit", "status", "outcome", "percentile", "le"  # in the order of our keys
 Samples = dict[tuple[str, ...], float]
-
-
-@pytest.fixture(autouse=True)
-def _queues(settings: Any) -> None:
-    limits = {"max_running": 2, "rate": "9/h", "burst": 9}
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}, "calls": limits}, "API_TOKENS": {"robot": DIGEST}}
+LIMITS = {"max_running": 2, "rate": "9/h", "burst": 9}
+_settings = with_settings(QUEUES={QUEUE: {}, "letters": {}, "calls": LIMITS}, API=False, API_TOKENS={"robot": DIGEST})
 
 
 def scraped(text: str) -> Samples:

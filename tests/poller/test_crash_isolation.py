@@ -18,15 +18,11 @@ from django_dbtaskqueue.poller.executors.process import RESTART_SECONDS, Isolate
 from tests.clock import SteppedClock
 from tests.factories import make_task
 from tests.poller.processes import Held, completed, keep_full, let_others_start, polling
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, until, with_settings
 from tests.testapp import tasks
 
 pytestmark = pytest.mark.usefixtures("postgres_process_database")
-
-
-@pytest.fixture(autouse=True)
-def _flood(settings: Any, taskqueue_registry: None) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"flood": {}}}
+_settings = with_settings("taskqueue_registry", QUEUES={"flood": {}})
 
 
 def orphan(**columns: Any) -> Task:

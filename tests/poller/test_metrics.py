@@ -25,15 +25,11 @@ from tests.conformance.test_settle import Hostile
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling
-from tests.support import minute_counts, until
+from tests.support import minute_counts, until, with_settings
 
 both = pytest.mark.django_db(databases=["default", "sqlite"])
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture(autouse=True)
-def _counted(settings: Any, taskqueue_registry: None) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"counted": {"retry": "fixed:1h"}}}
+_settings = with_settings("taskqueue_registry", QUEUES={"counted": {"retry": "fixed:1h"}})
 
 
 def ended(settlement: Any, *, lost: str = "", attempt: int = 1) -> Any:

@@ -15,14 +15,10 @@ from django_dbtaskqueue.poller.loop import Poller as Loop
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.clock import SteppedClock
 from tests.poller.processes import Held, completed, let_others_start, polling
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, until, with_settings
 
 pytestmark = pytest.mark.usefixtures("process_database")
-
-
-@pytest.fixture(autouse=True)
-def _quick(settings: Any, taskqueue_registry: None) -> None:
-    settings.DBTASKQUEUE = {"HEARTBEAT": "100ms", "QUEUES": {"sized": {}}}
+_settings = with_settings("taskqueue_registry", HEARTBEAT="100ms", QUEUES={"sized": {}})
 
 
 def override(**values: Any) -> None:

@@ -21,16 +21,12 @@ from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import QueueState
 from django_dbtaskqueue.testing import TaskQueueKit
 from tests.clock import SteppedClock
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, until, with_settings
 
 LEASE = timedelta(hours=1)  # it is renewed after a third
 HALF = LEASE.total_seconds() / 2
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _long(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"HEARTBEAT": "100ms", "QUEUES": {"long": {"lease": LEASE}}}
+_settings = with_settings(HEARTBEAT="100ms", QUEUES={"long": {"lease": LEASE}})
 
 
 class Slow:

@@ -9,14 +9,10 @@ from django_dbtaskqueue import processor, queue
 from django_dbtaskqueue.models import Poller, Queue
 from tests.factories import make_task
 from tests.processing.conftest import QUEUE, Site, both, on_real_connections
-from tests.support import until
+from tests.support import until, with_settings
 
 pytestmark = on_real_connections
-
-
-@pytest.fixture(autouse=True)
-def _quick(settings: Any, _registrations: None) -> None:
-    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "HEARTBEAT": timedelta(milliseconds=100)}
+_settings = with_settings("_registrations", HEARTBEAT=timedelta(milliseconds=100))
 
 
 def override(site: Site, **overrides: Any) -> None:
