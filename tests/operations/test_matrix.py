@@ -23,7 +23,7 @@ from django.utils import timezone
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, Step, Task, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT
-from django_dbtaskqueue.operations import actions, bulk, permissions, queue_control
+from django_dbtaskqueue.operations import actions, bulk, lookup, permissions, queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest
 from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb, by_name
 from django_dbtaskqueue.operations.schedules import SCHEDULE_VERBS
@@ -129,6 +129,10 @@ def by_queryset(user: Any, verb: str, tasks: list[Task]) -> int:
     return int(getattr(rows(tasks), "release_all" if verb == "release" else verb)(**given))
 
 
+def by_reference(user: Any, verb: str, tasks: list[Task]) -> int:
+    return sum(getattr(lookup, verb)(QUEUE, task.reference) for task in tasks)
+
+
 def by_act(user: Any, verb: str, tasks: list[Task]) -> int:
     return actions.act_on_ids(
         rows(tasks), ids(tasks), ActionRequest(ID_VERBS[verb], WHY, NOW), Actor(user, "code")
@@ -231,6 +235,7 @@ OF_QUERYSETS = tuple(verb for verb in ID_VERBS if hasattr(Task.objects, verb) an
 SETTING, DRAIN = {"set": "batch_size", "value": "7"}, {"action": "drain", "_selected_action": "p1"}
 ROADS: dict[str, Road] = {
     "queryset": Road(by_queryset, (*OF_QUERYSETS, "release"), users="none", on_sqlite=True),
+    "lookup": Road(by_reference, ("reprocess", "cancel", "run_now", "delete"), users="none", on_sqlite=True),
     "act": Road(by_act, ONE_TOO, "code", on_sqlite=True),
     "bulk operation": Road(by_bulk, tuple(BULK_VERBS), "code", background=True, on_sqlite=True),
     "command ids": Road(by_command(search=False), ONE_TOO, "command", users="none"),
@@ -299,7 +304,7 @@ def test_a_verb_does_the_same_by_every_road(road: str, alias: str, settings: Any
     if alias == "sqlite":
         settings.DBTASKQUEUE = {"QUEUES": {name: {"database": "sqlite"} for name in (QUEUE, "letters", "apart")}}
     tasks = [make_one(status, alias, reference=f"{status} one") for status in Status]
-    others = [make_one(status, alias, queue="apart") for status in Status]
+    others = [make_one(status, alias, queue="apart", reference=f"{status} one") for status in Status]
     before = {row.pop("id"): row for row in Task.objects.using(alias).values()}
     for verb in way.verbs:
         expected: dict[int, Any] = {task.pk: TARGETS[verb].get(task.status, NO_CHANGE) for task in tasks}

@@ -11,7 +11,6 @@ from django_dbtaskqueue.models import Task, TemporaryTask
 from django_dbtaskqueue.operations import lookup
 from tests.factories import age, make_task
 from tests.pull.conftest import HOUR, take
-from tests.support import minute_counts
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
@@ -50,32 +49,14 @@ def test_exists_find_and_delete_also_in_a_queue_s_own_table(alias: str) -> None:
     assert not TemporaryTask.objects.using(alias).exists()
 
 
-def test_reprocess_by_reference_only_from_error_and_delete_in_any_status(alias: str) -> None:
-    for status in map(str, Status):
-        task = make(status, alias, reference=status)
-        make(status, alias, reference=status, queue="other")
-        assert lookup.reprocess("mail", status) is (status == "ERROR")
-        task.refresh_from_db(using=alias)
-        assert task.status == ("CREATED" if status == "ERROR" else status)
-        assert lookup.delete("mail", status) is True
-        assert lookup.reprocess("mail", status) is lookup.delete("mail", status) is False
-        assert lookup.exists("other", status)
-    deleted = minute_counts("deletion", alias).values_list("queue", "count")
-    assert (sum(count for _, count in deleted), {queue for queue, _ in deleted}) == (len(Status), {"mail"})
+def test_a_reference_that_is_not_there_is_said_and_a_deleted_task_is_its_holder_s_no_more() -> None:
+    verbs = (lookup.reprocess, lookup.run_now, lookup.cancel, lookup.delete)
+    assert [verb("mail", "unknown") for verb in verbs] == [False] * 4
     enqueue("mail", "held")
     held = take(queue("mail"))
     assert lookup.delete("mail", "held")
     with pytest.raises(LeaseLost):
         held.complete()
-
-
-def test_run_now_by_reference_only_while_it_waits() -> None:
-    enqueue("mail", "later", delay=HOUR)
-    assert queue("mail").take() is None
-    assert lookup.run_now("mail", "later")
-    take(queue("mail"))
-    assert not lookup.run_now("mail", "later"), "it is being processed"
-    assert not lookup.run_now("mail", "unknown")
 
 
 def test_run_now_of_a_selection_leaves_tasks_without_a_processor_parked(alias: str) -> None:
