@@ -17,7 +17,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import IntegrityError, connections, transaction
 from django.db.models.functions import Now
 
-from django_dbtaskqueue import Fixed, enqueue, periodic, processor, signals, testing
+from django_dbtaskqueue import Fixed, enqueue, periodic, processor, testing
 from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, PayloadError, TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.models import Attempt, Queue, Task, TaskHistory
@@ -198,19 +198,6 @@ def test_a_schedule_that_is_due_gets_its_task() -> None:
     assert str(drain("reports", with_scheduled=True)) == "nothing was due"
     advance("5m")
     assert drain("reports").completed == 1
-
-
-def test_listeners_are_told_as_by_a_poller() -> None:
-    told, clerk = [], signals.Listener()
-    clerk.checked_out = lambda task: told.append("checked out")
-    clerk.started = lambda task: told.append("started")
-    clerk.executed = lambda task, outcome: told.append(f"executed {outcome.result}")
-    signals.register(clerk)
-    processor("told")(lambda task: "well")
-    enqueue("told")
-    drain("told")
-    assert [signals.unregister(clerk), signals.unregister(clerk)] == [True, False]
-    assert told == ["checked out", "started", "executed well"]
 
 
 def test_an_endless_queue_is_named_and_exactly_the_limit_is_not_endless() -> None:

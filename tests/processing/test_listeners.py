@@ -28,10 +28,12 @@ def diary() -> Iterator[Diary]:
         yield made
 
 
-def on_thread(task: Lease) -> None: ...
+def on_thread(task: Lease) -> str:
+    return "well"
 
 
-async def on_the_loop(task: Lease) -> None: ...
+async def on_the_loop(task: Lease) -> str:
+    return "well"
 
 
 @both
@@ -42,7 +44,7 @@ def test_the_life_of_a_task_and_what_is_stored_when_it_is_told(
     processor(QUEUE, **options)(function)
     site.ran(reference="a")
     before = [("checked_out", "PROCESSING"), ("started", "PROCESSING")]
-    assert diary.of("a") == [*before, ("executed", "COMPLETED", Complete()), ("finished", "COMPLETED")]
+    assert diary.of("a") == [*before, ("executed", "COMPLETED", Complete("well")), ("finished", "COMPLETED")]
 
 
 OUTCOMES: list[tuple[Any, str, str | None]] = [
@@ -111,12 +113,12 @@ def test_each_task_of_a_batch_is_told(site: Site, diary: Diary) -> None:
 
 class Reader(Told):
     def __init__(self) -> None:
-        self.read: list[tuple[str, Any, Any]] = []
+        self.read: list[tuple[Any, ...]] = []
 
     def told(self, hook: str, subject: Any, *facts: Any) -> None:
-        if hook in ("checked_out", "started", "finished"):
+        if hook in LIFE:
             try:
-                self.read.append((hook, subject.payload, subject.context.get("tenant")))
+                self.read.append((hook, subject.payload, subject.context.get("tenant"), *facts))
             except PayloadError:
                 self.read.append((hook, "cannot be decoded", None))
 
@@ -132,7 +134,9 @@ def test_hooks_before_the_work_see_payload_and_context(site: Site, function: Any
         for run in (site.drain, site.run):
             site.enqueue(Crate(3), context={"tenant": "ada"})
             run()
-    assert reader.read == [(hook, Crate(3), "ada") for hook in ("checked_out", "started", "finished")] * 2
+        assert [signals.unregister(reader), signals.unregister(reader)] == [True, False]
+    told = [(hook, Crate(3), "ada") for hook in LIFE]
+    assert reader.read == [*told[:2], (*told[2], Complete("well")), told[3]] * 2
 
 
 def test_hooks_before_the_work_do_not_take_what_cannot_be_decoded_for_no_payload(site: Site) -> None:
