@@ -4,6 +4,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, make_dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,8 +37,15 @@ async def write_later(task: Lease) -> str:
     return f"wrote {task.id}"
 
 
+async def drafts(task: Lease) -> Any:
+    yield task
+
+
 class Writer:
     made = 0
+
+    def drafts(self, task: Lease) -> Any:
+        yield task
 
     def __init__(self) -> None:
         Writer.made += 1
@@ -136,6 +144,7 @@ def test_a_row_names_nothing_into_being() -> None:
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     *((nothing, {}, "is not a function") for nothing in (None, 5, "a.path")),
     (object, {}, r"object needs a process\(task\) method"),
+    *((one, {}, "is a generator.* none of its code") for one in (drafts, Writer().drafts, partial(Writer().drafts))),
     (write_later, {"mode": "atomic"}, "no async atomic"),
     (write, {"mode": "external"}, "'separate' or 'atomic'"),
     (write_later, {"executor": ThreadPoolExecutor(1)}, "coroutine that is not awaited"),
@@ -145,8 +154,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
-def test_what_cannot_process_is_refused_when_it_is_registered() -> None:
-    for function, options, words in REFUSED:
-        with pytest.raises(ImproperlyConfigured, match=words):
-            processor("letters", **options)(function)
+@pytest.mark.parametrize(("function", "options", "words"), REFUSED)
+def test_what_cannot_process_is_refused_when_it_is_registered(function: Any, options: Any, words: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=words):
+        processor("letters", **options)(function)
     assert registry.find("letters", None) is None

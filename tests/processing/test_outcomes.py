@@ -9,7 +9,6 @@ from enum import Enum
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from django_dbtaskqueue import Arithmetic, Fixed, Staged, enqueue, enqueue_many, processor, registry, signal, testing
@@ -213,20 +212,6 @@ def behind_a_wrapper(task: Lease) -> object:
 class Asynchronous:
     async def __call__(self, task: Lease) -> int:
         return await work(task)
-
-    def generate(self, task: Lease) -> Any:
-        yield task
-
-
-async def generate(task: Lease) -> Any:
-    yield task
-
-
-@pytest.mark.parametrize("function", [generate, Asynchronous().generate, functools.partial(Asynchronous().generate)])
-def test_a_generator_function_is_refused(function: Callable[..., object]) -> None:
-    with pytest.raises(ImproperlyConfigured, match="is a generator function: a call runs none of its code"):
-        processor(QUEUE)(function)
-    assert registry.find(QUEUE, None) is None
 
 
 @pytest.mark.parametrize("function", [work, functools.partial(of_number, 0), Asynchronous()])
