@@ -198,12 +198,12 @@ class TaskPageAdmin(ListAdmin):
         if "again" in request.POST:
             return self._enqueue_copy(request)
         verb = pressed_verb(request, {**verbs.TASK_VERBS, **verbs.ONE_TASK_VERBS})
-        permissions.check_may(verb, viewer(request))
-        return (self._act_on_all if is_on_all(request) else self._act_on_ticked)(request, verb)
+        permissions.check_may(verb, actor := viewer(request))
+        return (self._act_on_all if is_on_all(request) else self._act_on_ticked)(request, verb, actor)
 
-    def _act_on_all(self, request: HttpRequest, verb: verbs.TaskVerb) -> HttpResponse:
+    def _act_on_all(self, request: HttpRequest, verb: verbs.TaskVerb, actor: permissions.Actor) -> HttpResponse:
         """Apply the verb to all tasks that match the address, as a bulk operation."""
-        search, actor = self.search_of(request), viewer(request)
+        search = self.search_of(request)
         table = tasks_for(search)
         if table.model is not self.model._meta.concrete_model:
             raise OperationRefused(_("Name one queue of this table in the search: queue:NAME."))
@@ -221,12 +221,12 @@ class TaskPageAdmin(ListAdmin):
         address = self.url(BulkOperation, "change", operation.pk)
         return self.reply(request, _("The bulk operation has started."), address=address)
 
-    def _act_on_ticked(self, request: HttpRequest, verb: verbs.TaskVerb) -> HttpResponse:
+    def _act_on_ticked(self, request: HttpRequest, verb: verbs.TaskVerb, actor: permissions.Actor) -> HttpResponse:
         """Apply the verb to the ticked rows, or to the row of the page, at once."""
         ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := id_of(text)) is not None]
         # Read from the database that is written: a replica may lag behind.
         table = self.model._meta.concrete_model._default_manager.using(alias_for("", None)).all()
-        task, actor = None, viewer(request)
+        task = None
         if verb.name in verbs.ONE_TASK_VERBS:
             if len(ids) != 1:
                 raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": verb.label})
