@@ -2,10 +2,11 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from statistics import fmean
 from typing import Annotated
@@ -294,12 +295,13 @@ def graph_of(row: Batch, actor: Actor) -> Graph:
         return Graph()
     keys = dict.fromkeys([*rows, *([last] if last else []), *names])
     rows |= rows_of(keys.keys() - rows.keys(), alias, SHOWN_OF_NODES)
-    return laid_out([_node(key, names.get(key, ""), rows.get(key, ("", None, "")), actor) for key in keys], waits, last)
+    sees = cache(actor.sees)
+    return laid_out([_node(key, names.get(key, ""), rows.get(key, ("", None, "")), sees) for key in keys], waits, last)
 
 
-def _node(key: TaskKey, name: str, found: tuple[str, str | None, str], actor: Actor) -> Node:
+def _node(key: TaskKey, name: str, found: tuple[str, str | None, str], sees: Callable[[str], bool]) -> Node:
     queue, reference, status = found
-    if queue and not actor.sees(queue):
+    if queue and not sees(queue):
         queue, reference, name = "", None, ""
     text = name or reference or f"{queue} {key.id}".strip()
     return Node(key, queue, status, reference, text, DIGITS.sub("…", name) or queue or "…")

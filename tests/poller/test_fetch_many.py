@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.db.models import Max
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
@@ -40,8 +41,9 @@ def at_once(queues: list[str]) -> Iterator[None]:
     for queue in queues:
         queue_control.pause(queue, "default", by="test")
     yield
-    for queue in queues:
-        queue_control.resume(queue, "default")
+    with transaction.atomic():  # one after the other, each could be polled alone
+        for queue in queues:
+            queue_control.resume(queue, "default")
 
 
 def test_tasks_of_many_queues_share_checkouts_and_settles() -> None:
