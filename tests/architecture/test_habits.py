@@ -25,36 +25,6 @@ def test_functions_are_short_and_take_few_arguments() -> None:
             assert count <= most, f"{module.place}:{function.lineno} {function.name} takes {count} positional arguments"
 
 
-def test_booleans_are_given_by_name() -> None:
-    for module in MODULES:
-        for function in module.functions:
-            given = [*function.args.posonlyargs, *function.args.args]
-            flags = [one.arg for one in given if one.annotation and ast.unparse(one.annotation) == "bool"]
-            assert not flags, f"{module.place}:{function.lineno} {function.name}({', '.join(flags)})"
-
-
-MAY_SLEEP = {
-    "tests/patience.py",  # the one wait of tests
-    "tests/poller/processes.py",  # the same
-    "tests/testapp/tasks.py",  # processors whose work is to take time
-    "tests/chaos/tasks.py",  # the same
-    "tests/faults/tasks.py",  # the same
-    "django_dbtaskqueue/contrib/embedded.py",  # the end of another program's process is no event
-}
-
-
-def test_nobody_sleeps_where_an_event_can_be_waited_for() -> None:
-    for module in (*MODULES, *TESTS):
-        if module.place in MAY_SLEEP or "sleep" not in module.text:
-            continue
-        for node in module.nodes:
-            if isinstance(node, ast.Call):
-                called = ast.unparse(node.func)
-                assert called not in ("time.sleep", "sleep"), f"{module.place}:{node.lineno}"
-            if isinstance(node, ast.ImportFrom) and node.module == "time":
-                assert "sleep" not in [alias.name for alias in node.names], f"{module.place}:{node.lineno}"
-
-
 # tests.support.eventually is the one wait. These measure, or break things for as long as they were told:
 MAY_TAKE_TIME = (
     *("tests/benchmarks/", "tests/faults/", "tests/upgrade/", "tests/patience.py", "tests/clock.py"),
@@ -117,14 +87,9 @@ def test_what_decides_about_tasks_asks_the_database_for_the_time() -> None:
             assert not PYTHON_S_CLOCK.search(module.text), module.place
 
 
-UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b")
-HERE = Path(__file__)
-
-
 def test_nothing_is_left_to_do() -> None:
-    for module in (*MODULES, *TESTS, *EXAMPLE):
-        if module.path != HERE:
-            assert not UNFINISHED.search(module.text), module.place
+    for module in (*MODULES, *TESTS, *EXAMPLE):  # what comments leave is refused by ruff
+        assert "NotImplementedError" not in {getattr(node, "id", "") for node in module.nodes}, module.place
 
 
 def comments(text: str) -> Iterator[tuple[int, str]]:
@@ -134,16 +99,12 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
 
 
 def test_every_silenced_rule_says_why() -> None:
-    """``# noqa: CODE -- reason``; a ``type: ignore`` names its code."""
+    """``# noqa: CODE -- reason``. Ruff wants the code of a ``type: ignore``."""
     for module in (*MODULES, *TESTS, *EXAMPLE):
-        if "noqa" not in module.text and "type: ignore" not in module.text:
-            continue
-        for line, comment in comments(module.text):
-            place = f"{module.place}:{line}: {comment}"
+        for line, comment in comments(module.text) if "noqa" in module.text else ():
             if "noqa" in comment:
-                assert re.search(r"noqa: [A-Z]+[0-9]+(, ?[A-Z]+[0-9]+)* +(-+|#) \S", comment), place
-            if "type: ignore" in comment:
-                assert re.search(r"type: ignore\[[a-z-]+(, ?[a-z-]+)*\]", comment), place
+                found = re.search(r"noqa: [A-Z]+[0-9]+(, ?[A-Z]+[0-9]+)* +(-+|#) \S", comment)
+                assert found, f"{module.place}:{line}: {comment}"
 
 
 def test_public_things_say_what_they_promise() -> None:
