@@ -12,8 +12,6 @@ While one of the databases is in use it *is* Django's ``default``, in every thre
 started with its ``env`` sees the same data. Do not combine it with ``db`` or ``transactional_db``.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os
@@ -22,11 +20,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import hypothesis
@@ -36,11 +35,13 @@ from asgiref.sync import SyncToAsync
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 from django.test import TransactionTestCase
 from django.test.signals import root_urlconf_changed
 from django.urls import set_urlconf
+from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
@@ -55,13 +56,6 @@ from tests.clock import SteppedClock
 from tests.emptying import empty, teardown
 from tests.patience import PATIENCE
 from tests.templates import REPOSITORY, url_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from django.db.backends.base.base import BaseDatabaseWrapper
-    from pyspark.sql import SparkSession
-    from pytest_django import DjangoDbBlocker
 
 numbers = itertools.count(1)
 
@@ -245,8 +239,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppedClock]:
 @pytest.fixture(params=["postgresql", "sqlite"])
 def process_database(request: pytest.FixtureRequest) -> ProcessDatabase:
     name = {"postgresql": "postgres_process_database", "sqlite": "sqlite_process_database"}[request.param]
-    found: ProcessDatabase = request.getfixturevalue(name)
-    return found
+    return request.getfixturevalue(name)
 
 
 @pytest.fixture
@@ -298,7 +291,7 @@ def crash_database(
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two cores, a second try for a failed task, an event log (in ``spark.eventLog.dir``) for the search of secrets."""
     from django_dbtaskqueue.pipeline.spark import spark_session
 

@@ -40,8 +40,6 @@ class ForkServer:
         self._lock = threading.Lock()
 
     def ask(self, **request: Any) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with self._lock:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()

@@ -5,26 +5,21 @@ more than there are cores, because many tests wait: for other processes, or for 
 databases of its own on one server.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import re
 import signal
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from _pytest.terminal import TerminalReporter
-    from xdist.scheduler import LoadScopeScheduling
+from _pytest.terminal import TerminalReporter
+from xdist.scheduler import LoadScopeScheduling
 
 # What needs Spark stays in one process, for one JVM; the slow pages have a second one. A cluster's and the jobs' own
 # processes start JVMs, one at a time; beside the jobs is what needs a server of S3. What crashes or fills a server
@@ -121,7 +116,6 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    from xdist.scheduler import LoadScopeScheduling
     from xdist.workermanage import NodeManager
 
     class ByGroup(LoadScopeScheduling):

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import ANY
 
 import pytest
@@ -19,15 +19,13 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue import Fixed, enqueue, periodic, processor, testing
 from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, PayloadError, TaskQueueError, UnknownQueue
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.models import Attempt, Queue, Task, TaskHistory
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.testing import advance, assert_enqueued, drain, perform, refute_enqueued, run_poller
 from tests.patience import PATIENCE, until
 from tests.testapp.models import Booking
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.core.lease import Lease
 
 pytestmark = [pytest.mark.usefixtures("taskqueue_registry"), pytest.mark.django_db(databases=["default", "sqlite"])]
 REPOSITORY = Path(__file__).resolve().parent.parent

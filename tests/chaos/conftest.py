@@ -23,8 +23,7 @@ QUEUE |= {"poll_interval": "100ms", "idle_interval": "200ms"}
 @pytest.fixture
 def database(request: pytest.FixtureRequest) -> ProcessDatabase:
     """PostgreSQL's, unless a test says ``on``."""
-    found: ProcessDatabase = request.getfixturevalue(getattr(request, "param", "postgres_process_database"))
-    return found
+    return request.getfixturevalue(getattr(request, "param", "postgres_process_database"))
 
 
 @pytest.fixture

@@ -62,7 +62,6 @@ def user_process(root: Path, **env: str) -> Iterator[tuple[subprocess.Popen[str]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
     command = [sys.executable, "-c", USER, str(root)]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd="/", env=env) as process:
-        assert process.stdout is not None
         try:
             yield process, process.stdout.readline().strip()
         finally:
@@ -163,7 +162,6 @@ def test_a_failing_start_shows_the_servers_log_and_other_data_asks_for_its_progr
 def test_root_hands_the_server_to_an_unprivileged_account(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_KEY", "of root")
     with closing(EmbeddedPostgres.start(root)) as server:
-        assert server.account.entry is not None
         assert (root / "data").stat().st_uid not in (0, os.geteuid())
         status = Path(f"/proc/{process_of(root)}/status").read_text()
         assert f"Uid:\t{server.account.entry.pw_uid}\t{server.account.entry.pw_uid}" in status

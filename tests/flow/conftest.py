@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from django_dbtaskqueue import queue
-from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
 
 QUEUES: dict[str, Any] = {"parcels": {"max_attempts": 4}, "letters": {}}
@@ -21,18 +20,12 @@ def alias(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def take(alias: str, name: str = "parcels") -> Lease | None:
+def take(alias: str, name: str = "parcels") -> Any:
     return queue(name, using=alias).take()
 
 
-def taken(alias: str, name: str = "parcels") -> Lease:
-    lease = take(alias, name)
-    assert lease is not None
-    return lease
-
-
 def finish(alias: str, name: str = "parcels") -> int:
-    lease = taken(alias, name)
+    lease = take(alias, name)
     lease.complete()
     return lease.id
 

@@ -14,7 +14,7 @@ from django_dbtaskqueue.flow.batches import BatchHandle
 from django_dbtaskqueue.models import Batch, Dependency, MinuteCount, Task
 from django_dbtaskqueue.models.control import LEFT_BATCH
 from tests.factories import age
-from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take, taken
+from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 
@@ -26,9 +26,9 @@ def test_the_callback_runs_once_when_all_have_ended(alias: str) -> None:
     assert b.progress() == {"CREATED": 4, "PROCESSING": 0, "COMPLETED": 0, "ERROR": 0, "POISON": 0, "total": 4}
     for n in range(4):
         assert take(alias, "letters") is None
-        lease = taken(alias)
+        lease = take(alias)
         lease.complete({"n": n}) if n else lease.poison()
-    last = taken(alias, "letters")
+    last = take(alias, "letters")
     assert last.payload == {"n": 1} and last.parents.counts == {"COMPLETED": 3, "POISON": 1}
     assert [one.result for one in last.parents if one.status == "COMPLETED"] == [{"n": 1}, {"n": 2}, {"n": 3}]
     last.complete()
@@ -41,7 +41,7 @@ def test_an_empty_batch_runs_its_callback_at_once(alias: str) -> None:
     with batch("import", on_complete="letters", using=alias) as b:
         pass
     assert b.progress()["total"] == 0
-    assert taken(alias, "letters").parents.counts == {}
+    assert take(alias, "letters").parents.counts == {}
 
 
 def test_a_block_that_raises_stores_nothing(alias: str) -> None:
@@ -87,11 +87,11 @@ def test_a_task_of_another_database_does_not_join(alias: str) -> None:
 def test_cancel_all(alias: str) -> None:
     with batch("import", on_complete="letters", using=alias) as b:
         enqueue("parcels", after=[enqueue("parcels", using=alias) for _ in range(3)], using=alias)
-    taken(alias)
+    take(alias)
     assert b.cancel() == 4
     assert b.progress()["POISON"] == 4
     assert b.retry() == 0 and b.progress()["POISON"] == 4
-    assert taken(alias, "letters").parents.counts == {"POISON": 4}
+    assert take(alias, "letters").parents.counts == {"POISON": 4}
 
 
 @pytest.mark.parametrize("name", ["a\0", "a\ud800", "x" * 201])
@@ -116,14 +116,14 @@ def test_a_retry_goes_on_from_where_it_failed(alias: str, settings: Any) -> None
     workflow.add("bill", "letters", after=["send"], on_parent_failure="cancel")
     handle, tasks = workflow.enqueue()
     finish(alias)
-    taken(alias).fail("broken")
+    take(alias).fail("broken")
     assert [state(tasks[name]) for name in ("check", "send", "bill")] == [("ERROR", None), POISONED, POISONED]
     assert BatchHandle(Batch.objects.using(alias).get(), alias).retry() == 1
     assert state(tasks["load"]) == ("COMPLETED", None)
     assert [state(tasks[name]) for name in ("check", "send", "bill")] == [READY, WAITS, WAITS]
     finish(alias)
     finish(alias, "letters")
-    assert taken(alias, "letters").id == tasks["bill"].pk
+    assert take(alias, "letters").id == tasks["bill"].pk
     assert handle.progress()["COMPLETED"] == 3
 
 
@@ -134,7 +134,7 @@ def test_a_retry_cancels_again_what_waits_for_a_poisoned_task(alias: str) -> Non
         for one in (parent, outside):
             enqueue("letters", after=one, on_parent_failure="cancel", using=alias)
     for _ in range(2):
-        taken(alias).poison()
+        take(alias).poison()
     assert b.retry() == 0
     assert b.progress()["POISON"] == 3
     assert move.change_statuses(Task.objects.using(alias).filter(pk=parent.pk), "kick") == 1
@@ -147,9 +147,9 @@ def test_a_retry_lets_a_task_wait_again_that_its_parent_cancelled_and_no_other(a
         parent = enqueue("parcels", using=alias)
         ran, late, stopped = (enqueue("letters", after=parent, **waits) for _ in range(3))
     move.change_statuses(Task.objects.using(alias).filter(pk=stopped.pk), "cancel")
-    taken(alias).fail("broken", retry=False)
+    take(alias).fail("broken", retry=False)
     assert move.kick(Task.objects.using(alias).filter(pk=ran.pk), 1) == 1
-    taken(alias, "letters").poison()
+    take(alias, "letters").poison()
     age(timedelta(hours=3), using=alias)
     assert b.retry() == 1
     assert [state(task) for task in (ran, late, stopped)] == [POISONED, WAITS, POISONED]
@@ -163,9 +163,9 @@ def test_a_fan_in_reads_the_results_of_its_parents_by_name(alias: str, settings:
     workflow.add("left", "parcels", "l").add("right", "parcels", "r")
     workflow.enqueue()
     for _ in range(2):
-        lease = taken(alias)
+        lease = take(alias)
         lease.complete({"of": lease.reference})
-    parents = taken(alias, "letters").parents
+    parents = take(alias, "letters").parents
     assert (parents["left"].result, parents["right"].result) == ({"of": "l"}, {"of": "r"})
     assert parents.counts == {"COMPLETED": 2}
     with pytest.raises(KeyError, match="left"):
@@ -177,8 +177,8 @@ def test_the_task_at_a_workflows_end_knows_by_name_what_joined(alias: str) -> No
     workflow = Workflow("w", on_complete="letters", using=alias).add("mine", "parcels")
     workflow.add("other", "parcels", "there before", on_duplicate="ignore").enqueue()
     for _ in range(2):
-        taken(alias).complete()
-    parents = taken(alias, "letters").parents
+        take(alias).complete()
+    parents = take(alias, "letters").parents
     assert parents["mine"].status == "COMPLETED" and parents.counts == {"COMPLETED": 1}
 
 
@@ -190,10 +190,10 @@ def test_a_workflows_end_waits_for_a_task_without_a_name_too(settings: Any) -> N
     shards = {"shards": ["default", "sqlite"], "router": router}
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": shards, "letters": {}, "notes": {}}}
     Workflow("w", on_complete="letters").add("mine", "parcels").enqueue()
-    taken("default").complete()
+    take("default").complete()
     assert take("default", "letters") is None
-    taken("default", "notes").complete()
-    assert taken("default", "letters").parents.counts == {"COMPLETED": 2}
+    take("default", "notes").complete()
+    assert take("default", "letters").parents.counts == {"COMPLETED": 2}
 
 
 def test_cycles_and_unknown_names_are_refused_before_anything_is_written(alias: str) -> None:
@@ -214,7 +214,7 @@ def test_a_chain(alias: str) -> None:
     assert take(alias, "letters") is None
     finish(alias)
     finish(alias, "letters")
-    assert taken(alias).id == tasks[2].pk
+    assert take(alias).id == tasks[2].pk
 
 
 @pytest.mark.parametrize("far", [{"database": "sqlite"}, {"shards": ["sqlite", "default"]}])
@@ -231,8 +231,8 @@ def test_enqueue_many_after_a_parent(alias: str) -> None:
     report = enqueue_many("parcels", [{"group": "g"}, {"group": "g"}, {}], after={"start": parent}, using=alias)
     assert report.enqueued == 3
     assert take(alias) is None
-    taken(alias, "letters").complete("x")
-    leases = [taken(alias), taken(alias)]
+    take(alias, "letters").complete("x")
+    leases = [take(alias), take(alias)]
     assert take(alias) is None  # the other one of the group
     assert leases[0].parents["start"].result == "x" and Dependency.objects.using(alias).count() == 3
 
@@ -248,7 +248,7 @@ def test_what_a_savepoint_takes_back_does_not_join(alias: str) -> None:
     assert (b.progress()["total"], b.row.queues, state(last)) == (2, ["parcels"], READY)
     for _ in range(2):
         finish(alias)
-    assert taken(alias, "letters").parents.counts == {"COMPLETED": 2}
+    assert take(alias, "letters").parents.counts == {"COMPLETED": 2}
 
 
 @pytest.mark.parametrize("to", ["history", "delete"])
@@ -256,8 +256,8 @@ def test_a_task_that_has_left_counts_as_it_ended(alias: str, to: str) -> None:
     with batch("import", using=alias) as b:
         tasks = [enqueue("parcels", using=alias) for _ in range(4)]
     finish(alias)
-    taken(alias).poison()
-    taken(alias).fail("broken", retry=False)
+    take(alias).poison()
+    take(alias).fail("broken", retry=False)
     before, there = b.progress(), Task.objects.using(alias)
     assert retention.housekeep(there, older_than=timedelta(0), to=to) == 3 and b.progress() == before
     assert move.change_statuses(there.filter(pk=tasks[3].pk), "delete") == 1

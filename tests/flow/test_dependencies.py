@@ -21,7 +21,7 @@ from django_dbtaskqueue.flow.settle import plan
 from django_dbtaskqueue.models import Dependency, Hold, Task, TaskHistory
 from tests.clock import SteppedClock
 from tests.factories import make_task
-from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take, taken
+from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take
 from tests.support import at_once, refused
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
@@ -40,7 +40,7 @@ def test_a_task_waits_for_all_of_its_parents(alias: str, put: Callable[..., Task
     assert take(alias) is None
     finish(alias, "letters")
     assert state(child) == READY
-    assert taken(alias).id == child.pk
+    assert take(alias).id == child.pk
     assert not Hold.objects.using(alias).exists()
     assert set(Dependency.objects.using(alias).values_list("outcome", flat=True)) == {"COMPLETED"}
 
@@ -57,7 +57,7 @@ def test_a_parent_fails(alias: str, put: Callable[..., Task]) -> None:
     wanted = {"hold": WAITS, "cancel": POISONED, "run": READY}
     parent = put()
     before = {policy: put("letters", after=[parent], on_parent_failure=policy) for policy in wanted}
-    taken(alias).poison("bad")
+    take(alias).poison("bad")
     after = {policy: put("letters", after=[parent], on_parent_failure=policy) for policy in wanted}
     for children in (before, after):
         assert {policy: state(child) for policy, child in children.items()} == wanted
@@ -71,10 +71,10 @@ def test_a_cancelled_child_cancels_its_children(alias: str, put: Callable[..., T
         for _ in range(100):  # more than a call for each link could take
             links.append(put(after=links[-1], on_parent_failure="cancel"))
         last = put(after=links[-1], on_parent_failure="run")
-    taken(alias).poison()
+    take(alias).poison()
     found = Task.objects.using(alias).filter(pk__in=[link.pk for link in links]).values_list("status", "parked_by")
     assert set(found) == {(str(POISON), None)}
-    assert taken(alias).id == last.pk
+    assert take(alias).id == last.pk
 
 
 def test_an_operator_cancels_or_deletes_a_parent(alias: str, put: Callable[..., Task]) -> None:
@@ -111,7 +111,7 @@ def test_a_child_in_a_group_takes_its_place(alias: str, put: Callable[..., Task]
     finish(alias, "letters")
     assert state(child) == ("CREATED", "group")
     assert finish(alias) == head.pk
-    assert taken(alias).id == child.pk
+    assert take(alias).id == child.pk
 
 
 def test_a_chain_inside_one_group_and_a_delay_both_count(alias: str, put: Callable[..., Task]) -> None:
@@ -135,8 +135,8 @@ def test_what_cannot_be_kept_is_refused(alias: str, put: Callable[..., Task], se
         put(after=[parent])
     child = put("scratch", after=[put()])
     finish(alias)
-    assert taken(alias, "scratch").id == parent.pk
-    assert taken(alias, "scratch").id == child.pk
+    assert take(alias, "scratch").id == parent.pk
+    assert take(alias, "scratch").id == child.pk
     kept, other = put(), enqueue("parcels", using="sqlite" if alias == "default" else "default")
     for after, says, options in (
         (kept, "on_parent_failure", {"on_parent_failure": "wait"}),
@@ -150,7 +150,7 @@ def test_what_cannot_be_kept_is_refused(alias: str, put: Callable[..., Task], se
 def test_retention_keeps_a_parent_that_a_child_waits_for(alias: str, put: Callable[..., Task]) -> None:
     parent = put()
     child = put(after=[parent])
-    taken(alias).poison()
+    take(alias).poison()
     cursor = retention.RetentionCursor("parcels", "POISON")
     assert retention.housekeep_batch(Session.on(alias), cursor, older_than=timedelta(0)) == 0
     assert Task.objects.using(alias).housekeep(older_than=timedelta(0)) == 0  # nor does an operator take it
@@ -158,7 +158,7 @@ def test_retention_keeps_a_parent_that_a_child_waits_for(alias: str, put: Callab
     finish(alias)
     cursor = retention.RetentionCursor("parcels", "COMPLETED")
     assert retention.housekeep_batch(Session.on(alias), cursor, older_than=timedelta(0)) == 1
-    assert taken(alias).id == child.pk
+    assert take(alias).id == child.pk
 
 
 def test_parents_that_end_at_the_same_time_let_a_child_go_once() -> None:
@@ -166,7 +166,7 @@ def test_parents_that_end_at_the_same_time_let_a_child_go_once() -> None:
     children = {enqueue("letters", after=parents).pk, enqueue("letters", group="g", after=parents).pk}
     at_once(8, lambda _: finish("default"))
     dependencies.sweep(Session.on("default"))
-    assert {taken("default", "letters").id, taken("default", "letters").id} == children
+    assert {take("default", "letters").id, take("default", "letters").id} == children
     assert not Hold.objects.exists()
 
 
@@ -199,7 +199,7 @@ def test_a_dependency_of_no_task_table_stops_nothing_beside_it(alias: str, put: 
         Dependency.objects.using(alias).create(**edge, child_id=1)
         Hold.objects.using(alias).create(location=location, task_id=1, remaining=1, on_parent_failure="run")
     session = Session.on(alias)
-    make = taken(alias), taken(alias)
+    make = take(alias), take(alias)
     session.together(plan(session, [(lease, Complete()) for lease in make]))  # by a process that died there
     assert dependencies.sweep(session) == 2
     assert [state(child) for child in children] == [("CREATED", None)] * 2
@@ -246,20 +246,20 @@ def test_an_outcome_tells_an_end_and_nothing_else(alias: str, told: Callable[[],
     ended = []
     for verb, status in (("complete", "COMPLETED"), ("poison", "POISON"), ("fail", "CREATED")):
         task = watched(alias)
-        getattr(taken(alias), verb)()
+        getattr(take(alias), verb)()
         assert row(task) == {"status": status, "watched": True if status == CREATED else None}
         ended += [] if status == CREATED else [task.pk]
         assert told() == ended
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": "delete"}}}
     task = watched(alias)
-    taken(alias).complete()
+    take(alias).complete()
     assert not Task.objects.using(alias).filter(pk=task.pk).exists() and told() == [*ended, task.pk]
 
 
 def test_an_end_is_told_after_its_commit(alias: str, told: Callable[[], list[int]]) -> None:
     task = watched(alias)
     with transaction.atomic(using=alias):
-        taken(alias).complete()
+        take(alias).complete()
         assert told() == []
     assert told() == [task.pk]
 

@@ -15,7 +15,7 @@ from django_dbtaskqueue.operations import lookup
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from django_dbtaskqueue.testing import advance
-from tests.flow.conftest import finish, taken
+from tests.flow.conftest import finish, take
 from tests.support import PATIENCE, actors, at_once, held, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -44,7 +44,7 @@ def test_an_equal_payload_returns_the_task_until_it_is_finished(alias: str) -> N
     assert "until it is finished" in again.enqueue_note
     others = {call(payload).pk for payload in ({"user": 8}, {"how": [2, 1], "user": 7}, None, [], "7", 7)}
     assert len(others | {first.pk}) == 7
-    lease = taken(alias, "work")
+    lease = take(alias, "work")
     assert (lease.id, call({"user": 7, "how": [1, 2]}).pk) == (first.pk, first.pk)
     lease.complete()
     new = call({"user": 7, "how": [1, 2]})
@@ -80,11 +80,11 @@ def test_until_started_a_call_after_the_start_makes_a_new_task(alias: str) -> No
     rule = Unique(until="started")
     first = enqueue("work", payload=1, unique=rule, using=alias)
     assert enqueue("work", payload=1, unique=rule, using=alias).pk == first.pk
-    lease = taken(alias, "work")
+    lease = take(alias, "work")
     assert enqueue("work", payload=1, unique=rule, using=alias).pk != first.pk
     lease.complete()  # under the name it had
     assert enqueue_many("work", [{"payload": 1}, {"payload": 2}], unique=rule, using=alias).ignored == 1
-    taken(alias, "work").complete()
+    take(alias, "work").complete()
     assert enqueue_many("work", [{"payload": 1}, {"payload": 1}], unique=rule, using=alias).enqueued == 1
 
 
@@ -101,7 +101,7 @@ def test_a_call_can_ask_for_an_error(alias: str) -> None:
     assert ids(alias) == [first.pk]
     rule = Unique(period=HOUR, on_duplicate="error")
     enqueue("delete", payload=1, unique=rule, using=alias)
-    taken(alias, "delete").complete()
+    take(alias, "delete").complete()
     for call, given in ((enqueue, {"payload": 1}), (enqueue_many, {"items": [{"payload": 1}]})):
         with pytest.raises(DuplicateTask, match="by a task that has left the table"):
             call("delete", **given, unique=rule, using=alias)
@@ -111,7 +111,7 @@ def test_a_call_can_ask_for_an_error(alias: str) -> None:
 @pytest.mark.parametrize("rule", [Throttle(HOUR), Unique(period=HOUR)], ids=str)
 def test_a_period_counts_also_when_the_task_has_left_the_table(alias: str, keep: str, rule: UniqueRule) -> None:
     first = enqueue(keep, payload=1, unique=rule, using=alias)
-    taken(alias, keep).complete()
+    take(alias, keep).complete()
     known = enqueue(keep, payload=1, unique=rule, using=alias)
     assert known.pk == (first.pk if keep == "keep" else None)
     assert (known.reference, known.queue) == (first.reference, keep)
@@ -164,7 +164,7 @@ def test_of_debounced_calls_the_last_wins_and_moves_the_task(alias: str) -> None
     assert stored.next_process_time - stored.create_time == 120 * MINUTE
     assert abs(stored.expire_time - stored.next_process_time - HOUR) <= timedelta(milliseconds=1)
     advance(5 * MINUTE, using=alias)
-    lease = taken(alias, "work")
+    lease = take(alias, "work")
     assert lease.payload["text"] == "last"
     assert call("during").pk != first.pk  # the task that runs may not see the change
     lease.complete()
@@ -182,9 +182,9 @@ def test_debounced_items_of_many(alias: str) -> None:
     tasks = Task.objects.using(alias).filter(reference__startswith="debounce:")
     assert sorted(task.payload["text"] for task in tasks) == [4, 5]
     assert {task.next_process_time - task.create_time for task in tasks} == {40 * MINUTE}
-    taken(alias, "work").complete()  # x
+    take(alias, "work").complete()  # x
     advance(21 * MINUTE, using=alias)
-    taken(alias, "work")
+    take(alias, "work")
     report = enqueue_many("work", items, unique=rule, using=alias)
     assert (report.enqueued, report.replaced) == (1, 5)
 
@@ -226,7 +226,7 @@ def test_of_many_producers_at_once_one_inserts(alias: str, rule: UniqueRule) -> 
     advance(HOUR / 2, using=alias)
     Task.objects.using(alias).all().run_now()
     for _ in range(3):
-        taken(alias, "delete").complete()
+        take(alias, "delete").complete()
     assert sum(at_once(6, produce)) == Task.objects.using(alias).count() == (0 if rule.period else 3)
     advance(HOUR, using=alias)
     if rule.period:
@@ -248,7 +248,7 @@ def test_a_task_does_not_start_before_a_call_for_it_commits(rule: UniqueRule) ->
 def test_a_call_does_not_wait_for_what_runs_or_is_finished() -> None:
     """A producer holds the key until its transaction ends; a poller that settles does not wait for it."""
     enqueue("work", payload=1, unique=Unique())
-    lease = taken("default", "work")
+    lease = take("default", "work")
     with actors(1) as (poller,), transaction.atomic():
         assert enqueue("work", payload=1, unique=Unique()).enqueue_note
         poller.do(lease.complete).result(PATIENCE)
@@ -319,11 +319,11 @@ def test_the_task_says_which_rule_holds_it() -> None:
         task = enqueue("history", payload=1, unique=rule)
         assert words in explain(task).sentence
         advance(2 * HOUR)
-        taken("default", "history").complete()
+        take("default", "history").complete()
         assert words in explain(TaskHistory.objects.get(task_id=task.pk)).sentence
     assert "rule" not in explain(enqueue("work", "throttle:mine")).sentence
     task = enqueue("work", payload=1, unique=Unique(), priority=-1)
-    taken("default", "work").complete()
+    take("default", "work").complete()
     enqueue("work", payload=1, unique=Unique())
     assert "a later call has inserted a new task" in explain(task).sentence
 

@@ -65,9 +65,7 @@ def act(name: str, schedule: str = "daily", actor: Actor = HERE, reason: str = "
 
 
 def document_for(actor: Actor) -> dict[str, Any]:
-    row = find_schedule("daily", actor)
-    assert row is not None
-    return schedules.schedule_document(row, actor)
+    return schedules.schedule_document(find_schedule("daily", actor), actor)
 
 
 def test_a_cron_text_in_words_of_the_language() -> None:

@@ -57,8 +57,7 @@ def sqlite(sqlite_process_database: ProcessDatabase) -> Database:
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def database(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue({"postgresql": "pg", "sqlite": "sqlite"}[request.param])
-    return found
+    return request.getfixturevalue({"postgresql": "pg", "sqlite": "sqlite"}[request.param])
 
 
 @pytest.fixture

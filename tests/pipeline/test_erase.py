@@ -50,8 +50,7 @@ def fill(database: Database, folder: Path) -> None:
         span = {"first_task_id": some[0], "last_task_id": some[-1], "task_ids": some}
         TaskChange.objects.create(audit=entry, before={"payload": ["..."]}, **span)
     rows = few_tasks(database, TASKS.names, "task")
-    assert rows is not None
-    micro_batch: Any = ThisProcess(rows.to_batches())
+    micro_batch = ThisProcess(rows.to_batches())
     lake = Lake.at(folder)
     sink(lake, "a stream", database.location, micro_batch, 1)
     files = [*lake.files("tasks"), *lake.files("attempts")]

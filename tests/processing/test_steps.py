@@ -228,7 +228,6 @@ def test_the_pull_api_takes_steps_and_cannot_sleep(site: Site) -> None:
     site.enqueue()
     handle = queue(QUEUE, using=site.alias)
     task = handle.take()
-    assert task is not None
     booking = task.step("reserve", site.book, "seat")
     for suspend in (lambda: task.sleep(timedelta(days=1)), lambda: task.wait_for("paid")):
         with pytest.raises(Exception, match="no processor is called with this task here"):

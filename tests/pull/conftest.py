@@ -56,15 +56,9 @@ def told() -> Iterator[Told]:
     task_changed.disconnect(seen.note)
 
 
-def take(handle: QueueHandle, **options: Any) -> Lease:
-    task = handle.take(**options)
-    assert task is not None
-    return task
-
-
 def taken(handle: QueueHandle, *payload: Any, **options: Any) -> Lease:
     handle.put(*payload, **options)
-    return take(handle)
+    return handle.take()
 
 
 def row(task: Any) -> Task:

@@ -13,7 +13,7 @@ from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
-from tests.pull.conftest import HOUR, SECOND, row, take, taken, waiters
+from tests.pull.conftest import HOUR, SECOND, row, taken, waiters
 from tests.support import PATIENCE, actors, minute_counts, taken_back, until
 
 
@@ -28,12 +28,12 @@ def test_a_queue_made_at_runtime_has_its_settings(process_database: ProcessDatab
     sites.put()
     with pytest.raises(QueueFull):
         enqueue("sites")
-    lease = take(sites)
+    lease = sites.take()
     assert timedelta(seconds=85) < lease.lease_until - lease.start_time < timedelta(seconds=95)
     lease.fail("once")
     again = row(task)
     assert again.next_process_time - again.last_update_time == SECOND
-    sites.ack(take(sites))
+    sites.ack(sites.take())
     assert Task.objects.count() == 2
 
 

@@ -10,7 +10,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Task, TemporaryTask
 from django_dbtaskqueue.operations import lookup
 from tests.factories import age, make_task
-from tests.pull.conftest import HOUR, take
+from tests.pull.conftest import HOUR
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
@@ -53,7 +53,7 @@ def test_a_reference_that_is_not_there_is_said_and_a_deleted_task_is_its_holder_
     verbs = (lookup.reprocess, lookup.run_now, lookup.cancel, lookup.delete)
     assert [verb("mail", "unknown") for verb in verbs] == [False] * 4
     enqueue("mail", "held")
-    held = take(queue("mail"))
+    held = queue("mail").take()
     assert lookup.delete("mail", "held")
     with pytest.raises(LeaseLost):
         held.complete()
@@ -65,7 +65,7 @@ def test_run_now_of_a_selection_leaves_tasks_without_a_processor_parked(alias: s
     enqueue("mail", "second", group="g", delay=HOUR)
     parked = make("CREATED", alias, reference="parked", parked_by="no handler for payload type x", ready_time=None)
     assert lookup.search("mail").run_now() == 3
-    assert [take(queue("mail")).reference for _ in range(2)] == ["later", "first of its group"]
+    assert [queue("mail").take().reference for _ in range(2)] == ["later", "first of its group"]
     assert queue("mail").take() is None
     assert Task.objects.using(alias).get(pk=parked.pk).parked_by
 

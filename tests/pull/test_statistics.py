@@ -21,7 +21,7 @@ from django_dbtaskqueue.testing import run_poller
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
 from tests.operations.site import logged_in
-from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, take, taken
+from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, taken
 from tests.support import PATIENCE, actors, at_once, minute_counts, output_of, taken_back, until
 
 EVERY_CALL = """
@@ -62,8 +62,8 @@ def test_each_call_is_counted_and_told(mail: QueueHandle, told: Told) -> None:
     first, second = mail.put().pk, enqueue("mail", "r").pk
     enqueue("mail", "r", on_duplicate="ignore")  # nothing was put
     enqueue_many("mail", [{}, {}, {"reference": "r"}], on_duplicate="ignore")
-    mail.ack(take(mail))
-    task = take(mail)
+    mail.ack(mail.take())
+    task = mail.take()
     mail.touch(task, HOUR)
     mail.release(task)
     mail.bury(second)
@@ -72,9 +72,9 @@ def test_each_call_is_counted_and_told(mail: QueueHandle, told: Told) -> None:
     many = sorted({task_id for call, task_id in told if call == "put"} - {first, second})
     calls = [("put", first), ("put", second), ("put", many[0]), ("put", many[1]), ("take", first), ("ack", first)]
     assert told == calls + [(call, second) for call in ("take", "touch", "release", "bury", "kick", "delete")]
-    mail.release(take(mail), HOUR)
+    mail.release(mail.take(), HOUR)
     age(2 * SECOND, pk=mail.put(ttl=SECOND, priority=-1).pk)
-    take(mail)
+    mail.take()
     assert mail.truncate() == 4
     counts = Counter(put=5, take=5, ack=1, touch=1, release=2, bury=1, kick=1, ttl=1, delete=5)
     assert mail.statistics().by_call == counts
@@ -164,7 +164,7 @@ def test_waiting_tasks_are_told_apart(mail: QueueHandle) -> None:
     mail.put(delay=HOUR)
     for _ in range(3):
         mail.put(group="g")
-    take(mail)
+    mail.take()
     assert mail.statistics().waiting == {"ready": 1, "delayed": 1, "parked": 2}
 
 

@@ -11,7 +11,7 @@ from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.factories import age, make_task
 from tests.processing.conftest import Letter
-from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, row, status, take, taken
+from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, row, status, taken
 from tests.support import minute_counts, output_of, taken_back
 
 
@@ -21,7 +21,7 @@ def test_behind_tasks_whose_group_has_no_token_others_are_taken(mail: QueueHandl
         mail.put(number, group="g")
     mail.put("other", group="h")
     mail.put("free")
-    assert [take(mail).payload for _ in range(3)] == [0, "other", "free"]
+    assert [mail.take().payload for _ in range(3)] == [0, "other", "free"]
     assert mail.take() is None
 
 
@@ -143,7 +143,7 @@ def test_a_token_counts_after_the_end_of_the_lease_until_another_has_taken_the_t
     held = taken(mail)
     age(HOUR)
     assert mail.from_token(mail.token(held)).deadline < held.deadline
-    second = take(mail)
+    second = mail.take()
     with pytest.raises(LeaseLost):
         mail.ack(mail.token(held))
     age(HOUR)
@@ -163,11 +163,11 @@ def test_inside_a_transaction_everything_commits_or_rolls_back_with_it(mail: Que
     task = mail.put()
     told.clear()
     with taken_back():
-        mail.ack(take(mail))
+        mail.ack(mail.take())
         mail.put("rolled back, too")
     assert (row(task).status, row(task).total_attempt) == ("CREATED", 0) and told == []
     with transaction.atomic():
-        mail.ack(take(mail))
+        mail.ack(mail.take())
         taken(mail)
         assert told == []
     assert status(task) == "COMPLETED" and told.calls() == ["take", "ack", "put", "take"]
@@ -192,7 +192,7 @@ def test_kick_brings_buried_tasks_back_the_oldest_first(mail: QueueHandle, told:
     told.clear()
     assert (mail.kick(0), mail.kick(2)) == (0, 2)
     assert told == [("kick", ids[0]), ("kick", ids[1])]
-    assert [take(mail).id, take(mail).id] == ids[:2]
+    assert [mail.take().id, mail.take().id] == ids[:2]
     assert mail.kick(99) == 1
     with pytest.raises(ValueError, match="not negative"):
         mail.kick(-1)
@@ -213,14 +213,14 @@ def test_delete_revokes_a_lease_and_ids_are_never_used_again(mail: QueueHandle) 
 
 def test_release_all_revokes_every_lease(mail: QueueHandle, told: Told) -> None:
     ids = [mail.put().pk for _ in range(3)]
-    held = [take(mail), take(mail)]
+    held = [mail.take(), mail.take()]
     told.clear()
     assert mail.release_all() == 2
     assert told == [("release", ids[0]), ("release", ids[1])]
     for task in held:
         with pytest.raises(LeaseLost):
             mail.release(task)
-    assert sorted(take(mail).id for _ in ids) == ids
+    assert sorted(mail.take().id for _ in ids) == ids
 
 
 def test_tasks_by_status_goes_through_them_in_order(mail: QueueHandle) -> None:
@@ -241,7 +241,7 @@ def test_using_names_the_database() -> None:
     there.put()
     assert here.take() is None
     with pytest.raises(TaskQueueError, match="on database 'sqlite', not of"):
-        here.ack(there.token(take(there)))
+        here.ack(there.token(there.take()))
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"])
@@ -251,7 +251,7 @@ def test_a_queue_with_shards_is_pulled_from_all_of_them(settings: Any) -> None:
     for _ in range(4):
         mail.put()
     assert mail.statistics().by_status["CREATED"] == 4
-    tasks = [take(mail) for _ in range(4)]
+    tasks = [mail.take() for _ in range(4)]
     assert {task.port.alias for task in tasks} == {"default", "sqlite"}
     assert mail.take() is None
     with pytest.raises(TaskQueueError, match=r"has shards.*using='default'"):
@@ -268,7 +268,6 @@ TTL = timedelta(minutes=10)
 def ttl_left(task: Any) -> timedelta:
     """Return how long after it is due a waiting task may be started, rounded as SQLite counts."""
     found = row(task)
-    assert found.expire_time is not None
     left = found.expire_time - (found.ready_time or found.next_process_time)
     return timedelta(seconds=round(left.total_seconds(), 1))
 
@@ -278,7 +277,7 @@ def test_a_release_with_a_delay_moves_it_and_a_release_in_place_does_not(mail: Q
     mail.release(task, HOUR)
     assert ttl_left(task) == TTL
     age(HOUR + TTL / 2)
-    mail.release(take(mail))  # the place is kept, and so is the time to live
+    mail.release(mail.take())  # the place is kept, and so is the time to live
     assert ttl_left(task) == TTL
     age(TTL)
     assert (mail.take(), status(task)) == (None, "POISON")
@@ -290,15 +289,15 @@ def test_a_release_with_a_delay_moves_it_and_a_release_in_place_does_not(mail: Q
 def test_a_member_of_a_group_keeps_what_was_left_when_it_became_the_head(mail: QueueHandle) -> None:
     head, task = mail.put(group="g"), mail.put(group="g", ttl=2 * DAY)
     age(DAY)
-    mail.ack(take(mail))
+    mail.ack(mail.take())
     left = ttl_left(task)
     assert status(head) == "COMPLETED" and DAY / 2 < left <= DAY
-    mail.release(take(mail), 5 * DAY)
+    mail.release(mail.take(), 5 * DAY)
     assert ttl_left(task) == left
 
 
 def test_a_buried_task_never_expires_and_a_kick_gives_its_whole_time_to_live(mail: QueueHandle) -> None:
-    ends = [lambda _: mail.bury(take(mail)), lambda task: mail.bury(task.pk), lambda _: age(HOUR) or mail.take()]
+    ends = [lambda _: mail.bury(mail.take()), lambda task: mail.bury(task.pk), lambda _: age(HOUR) or mail.take()]
     for end in ends:
         task = mail.put(ttl=TTL)
         end(task)
@@ -306,7 +305,7 @@ def test_a_buried_task_never_expires_and_a_kick_gives_its_whole_time_to_live(mai
         assert status(task) == "POISON"
         mail.kick(1)
         assert ttl_left(task) == TTL
-        mail.ack(take(mail))
+        mail.ack(mail.take())
 
 
 def test_verbs_of_operators_move_it_with_the_due_time(mail: QueueHandle) -> None:
@@ -316,7 +315,7 @@ def test_verbs_of_operators_move_it_with_the_due_time(mail: QueueHandle) -> None
     tasks.reprocess()
     assert ttl_left(task) == TTL
     age(TTL / 2)
-    take(mail)
+    mail.take()
     age(TTL)
     tasks.release_all()
     assert ttl_left(task) == TTL

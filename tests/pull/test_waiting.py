@@ -24,7 +24,7 @@ from tests.conftest import ProcessDatabase
 from tests.factories import age
 from tests.flow.test_many_groups import nodes_of, plan_of, read_rows
 from tests.poller.processes import counted_queries
-from tests.pull.conftest import HOUR, SECOND, Configure, Told, status, take, waiters
+from tests.pull.conftest import HOUR, SECOND, Configure, Told, status, waiters
 from tests.support import PATIENCE, Actor, at_once, backend_pid, sql, until
 
 LONG = timedelta(seconds=PATIENCE)
@@ -56,9 +56,7 @@ def waiter() -> Iterator[Waiter]:
 
 
 def got(future: Future[Lease | None]) -> int:
-    task = future.result(SOON)
-    assert task is not None
-    return task.id
+    return future.result(SOON).id
 
 
 def test_a_put_wakes_at_its_commit_and_not_before(mail: QueueHandle, waiter: Waiter) -> None:
@@ -81,7 +79,7 @@ def test_a_task_scheduled_for_later_is_taken_when_it_is_due(mail: QueueHandle) -
     task = mail.put(delay=timedelta(milliseconds=300))
     assert mail.wait(LONG)
     assert Task.objects.filter(pk=task.pk, ready_time__lte=Now()).exists()
-    mail.ack(take(mail))
+    mail.ack(mail.take())
     task = mail.put(delay=timedelta(milliseconds=300))
     taken = mail.take(LONG)
     assert taken is not None and taken.id == task.pk
@@ -148,7 +146,7 @@ def test_a_newcomer_gets_only_what_the_waiters_leave(mail: QueueHandle, waiter: 
         assert got(future) == task.pk
     future = waiter()
     enqueue_many("mail", [{}, {}])
-    second = take(mail)
+    second = mail.take()
     *_, first, last = Task.objects.order_by("pk").values_list("pk", flat=True)
     assert (got(future), second.id) == (first, last)
 
@@ -222,7 +220,7 @@ def test_a_transaction_gives_way_to_nobody(mail: QueueHandle, waiter: Waiter) ->
     future = waiter()
     with transaction.atomic():
         own = mail.put()
-        task = take(mail)
+        task = mail.take()
         assert task.id == own.pk
         mail.ack(task)
     assert mail.put().pk == got(future)
@@ -244,17 +242,17 @@ def test_only_its_tasks_are_taken_in_order_and_one_at_a_time(mail: QueueHandle, 
     mail.put(reference="free")
     for reference in ("a1", "b1", "a2", "b2"):
         mail.put(reference=reference, group=reference[0])
-    head = take(mail, group="b")
+    head = mail.take(group="b")
     assert head.reference == "b1" and mail.take(group="b") is None, "its next task waits behind it"
-    assert take(mail, group="a").reference == "a1"
+    assert mail.take(group="a").reference == "a1"
     mail.ack(head)
-    assert take(mail, group="b").reference == "b2"
+    assert mail.take(group="b").reference == "b2"
     assert mail.take(group="c") is None
-    assert take(mail).reference == "free" and mail.take() is None
+    assert mail.take().reference == "free" and mail.take() is None
     # Priority goes before age
     mail.put(reference="late", group="d", priority=5)
     mail.put(reference="soon", group="d", priority=1)
-    assert take(mail, group="d").reference == "soon"
+    assert mail.take(group="d").reference == "soon"
     # A put into it wakes who waits
     future = waiter(partial(mail.take, group="f"))
     mail.put(group="e")
@@ -263,9 +261,9 @@ def test_only_its_tasks_are_taken_in_order_and_one_at_a_time(mail: QueueHandle, 
 
 def test_a_lease_that_ran_out_is_taken_over_and_its_holder_fenced_off(mail: QueueHandle, told: Told) -> None:
     task = mail.put(group="a")
-    late = take(mail, group="a")
+    late = mail.take(group="a")
     age(11 * HOUR)
-    newer = take(mail, group="a")
+    newer = mail.take(group="a")
     assert newer.total_attempt == late.total_attempt + 1
     with pytest.raises(LeaseLost):
         mail.ack(late)
