@@ -33,7 +33,6 @@ import asyncio
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -48,6 +47,7 @@ from tests.chaos.crashing import overflow
 from tests.faults.ledger import Ledger
 from tests.faults.sizes import LEASE_S, STEPS
 from tests.testapp.models import Booking
+from tests.testapp.tasks import end_of_the_copy
 
 SECONDS = {"slow": 2.0, "late": 2.0, "gone": 2.0, "long": LEASE_S * 1.5, "last": LEASE_S * 1.5, "maybe": 0.5}
 DEADLY: dict[str, Callable[[], Any]] = {
@@ -96,7 +96,7 @@ def run(task: Lease) -> Any:
         os._exit(7)
     if kind == "fork":
         if (copy := os.fork()) == 0:
-            return _of_the_copy(task.id % 3)
+            return end_of_the_copy(("exit", "raise", "return")[task.id % 3])
         os.waitpid(copy, 0)
     while kind == "endless":
         ledger.write("alive", reference=task.reference)
@@ -106,15 +106,6 @@ def run(task: Lease) -> Any:
     if kind in SECONDS:
         time.sleep(SECONDS[kind])
     return _outcome(task, kind)
-
-
-def _of_the_copy(way: int) -> Any:
-    """End the call in a copy of the process. Its answer is that of no task."""
-    if way == 0:
-        sys.exit(3)
-    if way == 1:
-        raise RuntimeError("of the copy")
-    return Complete("of the copy")
 
 
 for queue in ("plain", "small", "grouped", "last", "lethal", "flow", "limited", "wide", "unique", "stopped", "spread"):

@@ -24,14 +24,7 @@ from django_dbtaskqueue.models import AuditEntry, Poller, Schedule, Task
 from django_dbtaskqueue.operations import schedules
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.schedules import (
-    add_schedule,
-    edit_schedule,
-    find_schedule,
-    in_words,
-    listed,
-    next_times,
-)
+from django_dbtaskqueue.operations.schedules import add_schedule, edit_schedule, listed, next_times
 from tests.operations.site import ADMIN, ONLY_PARCELS, command, data, logged_in, page, post, refused, text, user
 
 LIST = f"{ADMIN}schedule/"
@@ -65,7 +58,7 @@ def act(name: str, schedule: str = "daily", actor: Actor = HERE, reason: str = "
 
 
 def document_for(actor: Actor) -> dict[str, Any]:
-    return schedules.schedule_document(find_schedule("daily", actor), actor)
+    return schedules.schedule_document(schedules.find_schedule("daily", actor), actor)
 
 
 def test_a_cron_text_in_words_of_the_language() -> None:
@@ -80,9 +73,9 @@ def test_a_cron_text_in_words_of_the_language() -> None:
         ("0 0 * * mon#1", "at 00:00 on the first Monday of the month UTC"),
         ("0 7 * *", "cron='0 7 * *' has 4 fields. A cron text has 5 fields"),
     ):
-        assert in_words(cron, "UTC").startswith(words)
+        assert schedules.in_words(cron, "UTC").startswith(words)
     with translation.override("de"):
-        assert "Montag" in in_words("0 7 * * mon", "UTC")
+        assert "Montag" in schedules.in_words("0 7 * * mon", "UTC")
 
 
 def test_the_next_five_times_are_those_of_the_zone_and_no_row_breaks_a_page(daily: Schedule, op: Client) -> None:

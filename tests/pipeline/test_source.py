@@ -11,20 +11,9 @@ from pyspark.sql import datasource
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
+from django_dbtaskqueue.pipeline import source
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source import (
-    ATTEMPTS,
-    HISTORY,
-    SCHEMAS,
-    TASKS,
-    Selection,
-    TaskReader,
-    _conditions,
-    arrow_schema,
-    few_tasks,
-    open_snapshot,
-    schema_of,
-)
+from django_dbtaskqueue.pipeline.source import ATTEMPTS, HISTORY, TASKS, TaskReader, arrow_schema, few_tasks, schema_of
 from tests.pipeline.executors import read
 from tests.support import sql
 
@@ -51,7 +40,7 @@ def tasks(database: Database) -> list[dict[str, Any]]:
 
 
 def reader(database: Database, *columns: str, slice_ids: int = 2, snapshot: str | None = None) -> TaskReader:
-    return TaskReader(Selection(database, "task", schema_of("task", columns), snapshot=snapshot), slice_ids)
+    return TaskReader(source.Selection(database, "task", schema_of("task", columns), snapshot=snapshot), slice_ids)
 
 
 def test_every_column_of_every_task_is_read_as_it_stands(database: Database, tasks: list[dict[str, Any]]) -> None:
@@ -99,7 +88,7 @@ CHOICES: list[tuple[dict[str, Any], dict[str, Any], set[str | None]]] = [
 def test_rows_are_chosen_by_the_database(database: Database, tasks: list[dict[str, Any]]) -> None:
     for among, ranges, references in CHOICES:
         found = reader(database, "reference_number")
-        conditions = tuple(_conditions(among, ranges))
+        conditions = tuple(source._conditions(among, ranges))
         found.selection = replace(found.selection, conditions=conditions)
         assert {*read(found)["reference_number"].to_pylist()} == references, (among, ranges)
 
@@ -122,11 +111,11 @@ def test_filters_of_a_query_are_handed_to_the_database(database: Database, tasks
 
 
 def test_partitions_of_a_snapshot_see_one_state(pg: Database) -> None:
-    with open_snapshot(pg) as snapshot:
+    with source.open_snapshot(pg) as snapshot:
         assert read(reader(pg, "id", snapshot=snapshot.name)).num_rows == 0
     enqueue_many("other", [(str(number), number) for number in range(100)])
     before = set(Task.objects.values_list("id", flat=True))
-    with open_snapshot(pg) as snapshot:
+    with source.open_snapshot(pg) as snapshot:
         found = reader(pg, "id", snapshot=snapshot.name, slice_ids=30)
         slices = found.partitions()
         first = read(found, slices[0])
@@ -149,7 +138,7 @@ KINDS |= {"DateTimeField": "timestamp", "FloatField": "double", "BooleanField": 
 @pytest.mark.parametrize(("table", "model"), [("task", Task), ("history", TaskHistory), ("attempt", Attempt)])
 def test_every_column_is_one_of_the_model_s_and_of_its_type(table: str, model: type[models.Model]) -> None:
     columns = {field.column: KINDS[field.get_internal_type()] for field in model._meta.concrete_fields}
-    for field in SCHEMAS[table]:
+    for field in source.SCHEMAS[table]:
         assert field.dataType.simpleString() == columns[field.name], field.name
 
 

@@ -16,17 +16,8 @@ from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError
 from django_dbtaskqueue.models import Task, UsedReference
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source import TaskSource, write_tasks
-from django_dbtaskqueue.pipeline.source.staging import (
-    Plan,
-    Rules,
-    TaskWriter,
-    check_schema,
-    fill,
-    finish,
-    open_staging,
-    sweep_staging,
-)
+from django_dbtaskqueue.pipeline.source import TaskSource, staging, write_tasks
+from django_dbtaskqueue.pipeline.source.staging import Plan, Rules, fill, finish, open_staging
 from tests.pipeline.executors import ThisProcess
 from tests.support import PATIENCE, actors, blocked, until
 
@@ -151,7 +142,7 @@ UNFIT: dict[str, tuple[str, DataType]] = {
 def test_a_frame_that_does_not_fit_is_refused() -> None:
     for answer, column in UNFIT.items():
         with pytest.raises(PipelineError, match=answer):
-            check_schema(StructType([StructField(*column)]), None)
+            staging.check_schema(StructType([StructField(*column)]), None)
 
 
 def test_heads_of_groups_after_a_write_beside_tasks_that_are_there(database: Database) -> None:
@@ -260,7 +251,7 @@ def test_wrong_options_of_a_data_source_are_named(options: dict[str, str]) -> No
 def test_a_micro_batch_that_is_run_again_adds_nothing(options: dict[str, str]) -> None:
     rows = frame([{"payload": "{}"}] * 5)
 
-    def writer() -> TaskWriter:
+    def writer() -> staging.TaskWriter:
         return TaskSource({**options, "once": "a"}).streamWriter(rows.schema, overwrite=False)
 
     for number, count in ((0, 5), (0, 5), (1, 10)):
@@ -285,9 +276,9 @@ def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg
     done = subprocess.run([sys.executable, "-c", program], env=postgres_process_database.env, timeout=PATIENCE)
     assert done.returncode == -9
     (left,) = staging_tables()
-    assert sweep_staging(pg) == []
+    assert staging.sweep_staging(pg) == []
     with psycopg.connect(**pg.conninfo) as writer:
         writer.execute(f'LOCK TABLE "{left}" IN ROW EXCLUSIVE MODE')
-        assert sweep_staging(pg, older_than=timedelta(0)) == []
-    assert sweep_staging(pg, older_than=timedelta(0)) == [left]
+        assert staging.sweep_staging(pg, older_than=timedelta(0)) == []
+    assert staging.sweep_staging(pg, older_than=timedelta(0)) == [left]
     assert (Task.objects.count(), staging_tables()) == (0, [])

@@ -16,18 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from django_dbtaskqueue import enqueue, signals
 from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.poller import probe_port
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.lifetime import PollerSnapshot
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.probe_port import (
-    POLLER_METRICS,
-    PROCESS_METRICS,
-    Address,
-    PollerProbes,
-    ServiceManager,
-    address,
-    served,
-)
+from django_dbtaskqueue.poller.probe_port import POLLER_METRICS, PROCESS_METRICS, Address, PollerProbes, served
 from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
 from tests.forks import Program
@@ -80,10 +73,10 @@ class Manager:
         waits, *_ = select([self.socket], [], [], 0)
         return not (waits and self.hear())
 
-    def of_this_process(self, monkeypatch: pytest.MonkeyPatch, **environment: str) -> ServiceManager:
+    def of_this_process(self, monkeypatch: pytest.MonkeyPatch, **environment: str) -> probe_port.ServiceManager:
         for name, value in (self.environment | environment).items():
             monkeypatch.setenv(name, value)
-        return ServiceManager()
+        return probe_port.ServiceManager()
 
 
 @pytest.fixture
@@ -193,12 +186,12 @@ def test_a_port_in_use_is_a_wrong_configuration(sqlite_process_database: Process
 
 
 def test_what_an_address_says() -> None:
-    assert address("9187") == ("127.0.0.1", 9187)
-    assert address("10.0.0.5:9187") == ("10.0.0.5", 9187)
-    assert address("[::1]:9187") == ("::1", 9187)
+    assert probe_port.address("9187") == ("127.0.0.1", 9187)
+    assert probe_port.address("10.0.0.5:9187") == ("10.0.0.5", 9187)
+    assert probe_port.address("[::1]:9187") == ("::1", 9187)
     for text in ("", "web", "1.2.3.4", "70000", "-1", "host:"):
         with pytest.raises(ValueError):
-            address(text)
+            probe_port.address(text)
 
 
 def test_a_poller_without_its_database_is_not_ready_and_yet_works(manager: Manager) -> None:
@@ -228,4 +221,4 @@ def test_an_abstract_socket_and_the_environment_of_children(monkeypatch: pytest.
     with manager.socket:
         manager.of_this_process(monkeypatch).stopped()
         assert manager.hear() == "STOPPING=1"
-        assert not ServiceManager().present, "the programs that a processor starts must not speak for the poller"
+        assert not probe_port.ServiceManager().present, "what a processor starts must not speak for the poller"

@@ -105,9 +105,14 @@ def _raise(payload: dict[str, Any]) -> None:
 def _fork(task: Lease, payload: dict[str, Any]) -> Complete:
     if copy := os.fork():
         return Complete(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]))
-    if payload["end"] == "exit":
+    return end_of_the_copy(payload["end"])
+
+
+def end_of_the_copy(way: str) -> Complete:
+    """End the call in a copy of the process. Its answer is that of no task."""
+    if way == "exit":
         sys.exit(3)
-    if payload["end"] == "raise":
+    if way == "raise":
         raise RuntimeError("of the copy")
     return Complete("of the copy")
 
@@ -187,26 +192,16 @@ def _check(task: Lease, payload: dict[str, Any]) -> None:
         raise
 
 
+NAMED = (_ok, _sleep, _wait, _reenqueue, _book, _enqueue, _settle, _hold, _check, _linger, _fork, _raise_odd)
 VERBS: dict[str, Verb] = {
-    "ok": _ok,
-    "sleep": _sleep,
-    "wait": _wait,
+    **{verb.__name__[1:]: verb for verb in NAMED},
     "raise": _at_first(_raise),
     "fail": lambda _, payload: Fail(payload.get("message", "asked to fail"), retry=payload.get("retry", True)),
     "poison": lambda _, payload: Poison(payload.get("reason", "asked to poison")),
-    "reenqueue": _reenqueue,
     "delete": lambda _, payload: CompleteDelete(),
     "exit": _at_first(lambda payload: os._exit(payload.get("code", 7))),
     "kill": _at_first(lambda _: os.kill(os.getpid(), signal.SIGKILL)),
     "stop": _at_first(lambda _: os.kill(os.getpid(), signal.SIGSTOP)),
-    "book": _book,
-    "enqueue": _enqueue,
-    "settle": _settle,
-    "hold": _hold,
-    "check": _check,
-    "linger": _linger,
-    "fork": _fork,
-    "raise_odd": _raise_odd,
 }
 
 
