@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import hypothesis
+import psutil
 import psycopg
 import pytest
 from asgiref.sync import SyncToAsync
@@ -125,7 +126,7 @@ def _leftovers() -> None:
         return
     with psycopg.connect(settings.SERVER_URL, autocommit=True) as server:
         for (name,) in server.execute("SELECT datname FROM pg_database WHERE datname ~ '^test_[0-9]+'").fetchall():
-            if not _alive(int(re.findall(r"\d+", name)[0])):
+            if not psutil.pid_exists(int(re.findall(r"\d+", name)[0])):
                 server.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
 
@@ -150,16 +151,6 @@ def _close_connections() -> None:
     for alias in connections:
         with suppress(AttributeError):  # none was made
             del connections[alias]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 class ReusedPostgres:

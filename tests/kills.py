@@ -27,7 +27,6 @@ def killing(module: str, *arguments: str, env: Mapping[str, str] | None = None) 
     folder = Path(__file__).parent.parent
     with subprocess.Popen(command, env=env, cwd=folder, stdin=PIPE, stdout=PIPE, text=True) as program:
         words_to, codes_of = program.stdin, program.stdout
-        assert words_to and codes_of
 
         def act(*words: str | int) -> int:
             print(*words, file=words_to, flush=True)

@@ -6,9 +6,7 @@ A test that passes waits for events, and no limit makes it longer.
 import os
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 PATIENCE = 600.0  # seconds, for what cannot be looked at meanwhile: a future, a process, a socket
 DEFAULT_S = 60.0
@@ -37,7 +35,7 @@ class Deadline:
         return self._left < 0
 
 
-def eventually(assertion: Callable[[], T], *, timeout: float = DEFAULT_S) -> T:
+def eventually(assertion: Callable[[], Any], *, timeout: float = DEFAULT_S) -> Any:
     """Call ``assertion`` until it raises no AssertionError any more; return what it returns.
 
     It is the one way in which tests wait. ``timeout`` counts seconds of a machine that has nothing else to do.

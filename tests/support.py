@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -20,8 +21,6 @@ from tests.patience import (
     eventually,
     until as until,  # every file of tests takes it from here
 )
-
-T = TypeVar("T")
 
 
 class Unprintable:
@@ -37,7 +36,7 @@ class Actor:
     def __init__(self, name: str = "actor") -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
 
-    def do(self, function: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
+    def do(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any]:
         """Begin; the future's ``result()`` is what the function returns or raises."""
         return self._pool.submit(function, *arguments, **options)
 
@@ -56,11 +55,11 @@ def actors(number: int) -> Iterator[list[Actor]]:
             actor.close()
 
 
-def at_once(number: int, function: Callable[[int], T]) -> list[T]:
+def at_once(number: int, function: Callable[[int], Any]) -> list[Any]:
     """Call ``function(0) … function(number - 1)`` in threads of their own, let go together; return the answers."""
     barrier = threading.Barrier(number)
 
-    def run(index: int) -> T:
+    def run(index: int) -> Any:
         barrier.wait(PATIENCE)
         return function(index)
 
@@ -232,34 +231,29 @@ class Audit:
     """
 
     def __init__(self, using: str = "default") -> None:
-        self.connection = connections[using]
+        self.run, self.connection = partial(sql, alias=using), connections[using]
 
     def install(self) -> None:
         if "test_audit" not in self.connection.introspection.table_names():
             for statement in POSTGRESQL if self.connection.vendor == "postgresql" else SQLITE:
-                self._run(statement)
+                self.run(statement)
 
     def clear(self) -> None:
-        self._run("DELETE FROM test_audit")
+        self.run("DELETE FROM test_audit")
 
     def edges(self) -> set[tuple[str, str | None]]:
         """Return the (old, new) statuses seen; a new status of None means that the row left."""
-        return set(self._run("SELECT DISTINCT old_status, new_status FROM test_audit"))
+        return set(self.run("SELECT DISTINCT old_status, new_status FROM test_audit"))
 
     def problems(self) -> list[str]:
         found = [f"illegal edge {source} -> {target}" for source, target in sorted(self.edges() - LEGAL, key=str)]
         for problem, rule in BROKEN_RULES.items():
-            ids = [row[0] for row in self._run(f"SELECT task_id FROM test_audit WHERE {rule} LIMIT 5")]
+            ids = [row[0] for row in self.run(f"SELECT task_id FROM test_audit WHERE {rule} LIMIT 5")]
             found += [f"{problem}: tasks {ids}"] if ids else []
         return found
 
     def checkouts(self) -> dict[int, int]:
-        return dict(self._run("SELECT task_id, count(*) FROM test_audit WHERE new_total > old_total GROUP BY task_id"))
-
-    def _run(self, sql: str) -> list[Any]:
-        with self.connection.cursor() as cursor:
-            cursor.execute(sql)
-            return list(cursor.fetchall()) if cursor.description else []
+        return dict(self.run("SELECT task_id, count(*) FROM test_audit WHERE new_total > old_total GROUP BY task_id"))
 
 
 def minute_counts(kind: str, using: str = "default") -> QuerySet[MinuteCount]:

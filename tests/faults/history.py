@@ -109,14 +109,10 @@ def install() -> None:
 
 
 def read(alias: str = "default") -> Iterator[Change]:
+    from tests.support import sql
+
     names = [READ.get(name, "{}").format(name) for name in ("seq", "clock", *WRITTEN)]
-    sql = f"SELECT {', '.join(names)} FROM faults_history WHERE seq > %s ORDER BY seq LIMIT 20000"
-    last = 0
-    with connections[alias].cursor() as cursor:
-        while True:
-            cursor.execute(sql, [last])
-            rows = cursor.fetchall()
-            if not rows:
-                return
-            yield from map(Change._make, rows)
-            last = rows[-1][0]
+    some, last = f"SELECT {', '.join(names)} FROM faults_history WHERE seq > %s ORDER BY seq LIMIT 20000", 0
+    while rows := sql(some, [last], alias):
+        yield from map(Change._make, rows)
+        last = rows[-1][0]

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import psycopg
@@ -35,7 +35,6 @@ SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE pi
 """
 FILL = f"CREATE TABLE faults_full TABLESPACE {TABLESPACE} AS SELECT generate_series(1, 10000)"
 MEND = "DROP TRIGGER IF EXISTS faults_break ON dbtaskqueue_task"
-T = TypeVar("T")
 Times = dict[int, list[float]]  # when it happened to the processes of these numbers
 
 
@@ -115,7 +114,7 @@ class Nemesis:
             self.counts["pause beyond the lease"] += 1
             threading.Timer(1.4 * LEASE_S, self._send, [victims, signal.SIGCONT]).start()
 
-    def _one_of(self, candidates: Sequence[T]) -> list[T]:
+    def _one_of(self, candidates: Sequence[Any]) -> list[Any]:
         return [self.random.choice(candidates)] if candidates else []
 
     @staticmethod

@@ -10,7 +10,7 @@ leaves out one precaution, and so breaks a promise.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 ABSENT, CREATED, PROCESSING = "ABSENT", "CREATED", "PROCESSING"
 COMPLETED, ERROR, POISON = "COMPLETED", "ERROR", "POISON"
@@ -18,7 +18,6 @@ NONE, LIVE, OVER, FORGOTTEN = "none", "live", "over", "forgotten"  # a lease; fo
 RUNNING, SENT, UNKNOWN, DROPPED = "running", "sent", "unknown", "dropped"  # a job: see ``Job``
 OPERATOR = 2  # who acts, beside the pollers 0 and 1
 Names = tuple[tuple[int, int], ...]
-T = TypeVar("T")
 
 STALE = "a former holder changes nothing"
 RESCUED = "a rescue ends no lease that holds"
@@ -406,7 +405,7 @@ def waits(rows: tuple[Task, ...]) -> bool:
     return any(row.status in (CREATED, PROCESSING) for row in rows)
 
 
-def put(values: tuple[T, ...], at: int, value: T) -> tuple[T, ...]:
+def put(values: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
     return (*values[:at], value, *values[at + 1 :])
 
 

@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tests.model.protocol import ABSENT, CREATED, PROCESSING, Change, Job, Poller, Protocol, State
 
 STUCK = "every task ends once the faults stop (nothing can go on)"
 CIRCLE = "every task ends once the faults stop (the last step is no progress)"
-Named = TypeVar("Named", Job, Change)
 Known = tuple[int, State, State | None]  # work left, a state, and the one before it
 Before = dict[State, Known]  # by `canonical`
 
@@ -95,7 +94,7 @@ def canonical(state: State, grouped: int) -> State:
     return state if first <= second else state._replace(pollers=(second, first))
 
 
-def renamed(about: tuple[Named, ...], new: dict[int, int]) -> tuple[Named, ...]:
+def renamed(about: tuple[Job | Change, ...], new: dict[int, int]) -> tuple[Job | Change, ...]:
     return tuple(sorted([one._replace(task=new[one.task]) for one in about]))
 
 
