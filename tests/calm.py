@@ -26,10 +26,8 @@ def main() -> int:
         seed, began = random.randrange(2**32), monotonic()
         with _load(options.load):
             faults = _run(seed, further)
-        print(
-            f"run {number} of {options.runs}, load {options.load}: {len(faults)} failures, {monotonic() - began:.0f} s",
-            flush=True,
-        )
+        said = f"{len(faults)} failures, {monotonic() - began:.0f} s"
+        print(f"run {number} of {options.runs}, load {options.load}: {said}", flush=True)
         for test, message in faults:
             print(f"  {test}: {message}\n    pytest '{test}' -p randomly --randomly-seed={seed}", flush=True)
         failed += bool(faults)
@@ -62,15 +60,13 @@ def _run(seed: int, further: list[str]) -> list[tuple[str, str]]:
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
         if not report.exists():
             return [("pytest", f"exit {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")]
-        return list(_faults(ElementTree.parse(report)))  # noqa: S314 -- pytest has just written it
+        cases = ElementTree.parse(report).iter("testcase")  # noqa: S314 -- pytest has just written it
+        faults = [(case, fault) for case in cases for fault in case if fault.tag in ("failure", "error")]
+        return [(_place(case), fault.get("message", "").partition("\n")[0][:200]) for case, fault in faults]
 
 
-def _faults(report: ElementTree.ElementTree) -> Iterator[tuple[str, str]]:
-    for case in report.iter("testcase"):
-        for kind in ("failure", "error"):
-            for fault in case.findall(kind):
-                place = case.get("classname", "").replace(".", "/") + ".py::" + case.get("name", "")
-                yield place, (fault.get("message") or "").partition("\n")[0][:200]
+def _place(case: ElementTree.Element) -> str:
+    return f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name', '')}"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -79,13 +79,8 @@ class ProcessDatabase:
 
     @property
     def env(self) -> dict[str, str]:
-        ours = {
-            "DATABASE_URL": self.url,
-            "DJANGO_SETTINGS_MODULE": "tests.settings",
-            "PYTHONPATH": str(REPOSITORY),
-            "PYTHONUNBUFFERED": "1",
-        }
-        return {**os.environ, **ours, **self.extra}
+        ours = {"DATABASE_URL": self.url, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(REPOSITORY)}
+        return {**os.environ, **ours, "PYTHONUNBUFFERED": "1", **self.extra}
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run ``manage.py`` with the arguments to its end, and fail with its output if it fails."""
@@ -246,10 +241,8 @@ def postgres_process_database(
 @pytest.fixture
 def unmigrated_database(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
     """An empty database on PostgreSQL is Django's default."""
-    with _created(settings.SERVER_URL) as name:
-        database = ProcessDatabase("postgresql", url_of(settings.SERVER_URL, name))
-        with _as_default(database, django_db_blocker):
-            yield
+    with _created(settings.SERVER_URL) as database, _as_default(database, django_db_blocker):
+        yield
 
 
 @pytest.fixture
@@ -262,11 +255,8 @@ def sqlite_process_database(tmp_path: Path, django_db_blocker: DjangoDbBlocker) 
 
 @pytest.fixture(scope="session")
 def pg_server() -> Iterator[EmbeddedPostgres]:
-    root = Path(tempfile.mkdtemp(prefix="dbtaskqueue-crash-"))
-    server = EmbeddedPostgres.start(root)
-    yield server
-    server.close()
-    shutil.rmtree(root)
+    with tempfile.TemporaryDirectory() as root, closing(EmbeddedPostgres.start(Path(root))) as server:
+        yield server
 
 
 @pytest.fixture
@@ -284,9 +274,12 @@ def crash_database(
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two cores, a second try for a failed task, an event log (in ``spark.eventLog.dir``) for the search of secrets."""
+    from pyspark.logger import PySparkLogger
+
     from django_dbtaskqueue.pipeline.spark import spark_session
 
-    _keep_formatters()
+    # A logger of PySpark gives its own formatter to each handler, also to those with which pytest catches logs.
+    PySparkLogger.addHandler = logging.Logger.addHandler
     events = tmp_path_factory.mktemp("events")
     conf = {
         # Tests run no long jobs: to compile code, of Java or of a query, takes longer than it saves.
@@ -303,13 +296,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session = spark_session(master="local[2,2]", app_name="tests", memory="1g", conf=conf)
     yield session
     session.stop()
-
-
-def _keep_formatters() -> None:
-    """A logger of PySpark gives its own formatter to each handler, also to those with which pytest catches logs."""
-    from pyspark.logger import PySparkLogger
-
-    PySparkLogger.addHandler = logging.Logger.addHandler  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")
@@ -341,19 +327,17 @@ def django_db_setup(django_test_environment: None, _postgres_template: str) -> I
         file.unlink()
 
 
-@contextmanager
-def _postgres_copy(server_url: str, template: str) -> Iterator[ProcessDatabase]:
+def _postgres_copy(server_url: str, template: str) -> AbstractContextManager[ProcessDatabase]:
     # The files are copied: to log each block, as is the default, takes twice the time.
-    with _created(server_url, f'TEMPLATE "{template}" STRATEGY FILE_COPY') as name:
-        yield ProcessDatabase("postgresql", url_of(server_url, name))
+    return _created(server_url, f'TEMPLATE "{template}" STRATEGY FILE_COPY')
 
 
 @contextmanager
-def _created(server_url: str, options: str = "") -> Iterator[str]:
+def _created(server_url: str, options: str = "") -> Iterator[ProcessDatabase]:
     name = f"test_{os.getpid()}_process_{next(numbers)}"
     with psycopg.connect(server_url, autocommit=True) as server:
         server.execute(f'CREATE DATABASE "{name}" {options}')
-    yield name
+    yield ProcessDatabase("postgresql", url_of(server_url, name))
     # A new connection: the test may have restarted the server, or left processes connected.
     with psycopg.connect(server_url, autocommit=True) as server:
         server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

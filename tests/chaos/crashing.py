@@ -45,11 +45,6 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_handler() -> None:
-    if os.environ.get("CHAOS_KILL") == "in the handler":
-        die()
-
-
 def install() -> None:
     """Watch the statements of this process, and die at its point when one of them found rows."""
     Session.run = _deadly(Session.run)  # type: ignore[method-assign]

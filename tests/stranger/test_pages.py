@@ -16,7 +16,6 @@ from tests.patience import PATIENCE
 from tests.stranger.conftest import Environment
 from tests.stranger.environments import REPOSITORY, Python, pythons
 from tests.stranger.newcomer import Newcomer
-from tests.templates import url_of
 
 pytestmark = pytest.mark.stranger
 
@@ -86,8 +85,8 @@ def database(request: pytest.FixtureRequest) -> Iterator[dict[str, Any] | None]:
     if request.param == "sqlite":
         yield None
         return
-    with _created(settings.SERVER_URL) as name:
-        yield database_from_url(url_of(settings.SERVER_URL, name))
+    with _created(settings.SERVER_URL) as made:
+        yield database_from_url(made.url)
 
 
 def test_readme(python: Python, database: dict[str, Any] | None, environment: Environment, tmp_path: Path) -> None:
@@ -137,8 +136,8 @@ def test_tutorial_on_postgresql(environment: Environment, tmp_path: Path) -> Non
     """The same with what the page says of PostgreSQL, on the newest Python."""
     newcomer = Newcomer(tmp_path, environment(newest(), "readme"))
     newcomer.leaves_out = "transaction_mode"
-    with _created(settings.SERVER_URL) as name:
-        entry = database_from_url(url_of(settings.SERVER_URL, name))
+    with _created(settings.SERVER_URL) as made:
+        entry = database_from_url(made.url)
 
         def has_postgresql() -> None:
             newcomer.run(["pip", "install", "django-dbtaskqueue[postgres]"])

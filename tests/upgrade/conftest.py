@@ -7,8 +7,7 @@ import pytest
 from django.conf import settings
 
 from tests.conftest import _created
-from tests.stranger.environments import build_wheel
-from tests.templates import url_of
+from tests.stranger.conftest import wheel as wheel
 from tests.upgrade.releases import PREVIOUS, Release, install, wheel_of
 
 Next = Callable[[str], Release]
@@ -21,21 +20,16 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Release:
 
 
 @pytest.fixture(scope="session")
-def today_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("today"))
-
-
-@pytest.fixture(scope="session")
-def today(today_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Release:
-    return install("today", today_wheel, tmp_path_factory.mktemp("today") / "venv")
+def today(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    return install("today", wheel, tmp_path_factory.mktemp("today") / "venv")
 
 
 @pytest.fixture
-def next_release(today_wheel: Path, tmp_path: Path) -> Next:
+def next_release(wheel: Path, tmp_path: Path) -> Next:
     """Make a release after today's: with one more migration, and a model that needs it."""
 
     def make(migration: str) -> Release:
-        release = install("next", today_wheel, tmp_path / "venv", plants="planted")
+        release = install("next", wheel, tmp_path / "venv", plants="planted")
         release.plant(migration)
         return release
 
@@ -44,5 +38,5 @@ def next_release(today_wheel: Path, tmp_path: Path) -> Next:
 
 @pytest.fixture
 def database() -> Iterator[str]:
-    with _created(settings.SERVER_URL) as name:
-        yield url_of(settings.SERVER_URL, name)
+    with _created(settings.SERVER_URL) as made:
+        yield made.url
