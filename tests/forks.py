@@ -41,8 +41,7 @@ class ForkServer:
 
     def ask(self, **request: Any) -> Any:
         with self._lock:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
+            print(json.dumps(request), file=self._process.stdin, flush=True)
             return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:

@@ -26,11 +26,10 @@ def killing(module: str, *arguments: str, env: Mapping[str, str] | None = None) 
     command = [sys.executable, "-m", module, *arguments]
     folder = Path(__file__).parent.parent
     with subprocess.Popen(command, env=env, cwd=folder, stdin=PIPE, stdout=PIPE, text=True) as program:
-        words_to, codes_of = program.stdin, program.stdout
 
         def act(*words: str | int) -> int:
-            print(*words, file=words_to, flush=True)
-            return int(codes_of.readline())
+            print(*words, file=program.stdin, flush=True)
+            return int(program.stdout.readline())
 
         yield act
         program.communicate(timeout=PATIENCE)

@@ -48,8 +48,7 @@ class Worker:
             raise RuntimeError(f"{command}: {line!r} instead of READY")
 
     def go(self) -> None:
-        self.process.stdin.write("GO\n")
-        self.process.stdin.flush()
+        print("GO", file=self.process.stdin, flush=True)
 
     def result(self) -> Figures:
         answer: Figures = json.loads(self._line())

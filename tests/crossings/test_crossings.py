@@ -23,11 +23,7 @@ START_OF_SPARK_S = 300.0
 
 @pytest.fixture
 def database(
-    process_database: ProcessDatabase,
-    tmp_path: Path,
-    settings: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    taskqueue_registry: None,
+    process_database: ProcessDatabase, tmp_path: Path, settings: Any, monkeypatch: Any, taskqueue_registry: None
 ) -> Iterator[ProcessDatabase]:
     """A database with another one as ``second``, for this process and those that it starts."""
     url = f"sqlite:///{shutil.copy(templates.on_sqlite(), tmp_path / 'second.sqlite3')}"

@@ -40,13 +40,11 @@ def in_turn(database: ProcessDatabase, *options: str) -> Iterator[Callable[..., 
     """Yield what runs one job after the other in one process, each with these options of Spark."""
     command = [sys.executable, "-m", __name__]
     with subprocess.Popen(command, env=database.env, cwd=REPOSITORY, stdin=PIPE, stdout=PIPE, text=True) as process:
-        assert process.stdin and process.stdout
-        asked, answers = process.stdin, process.stdout
 
         def run(*words: object) -> Answer:
-            asked.write(json.dumps(["runtaskpipeline", *map(str, words), *options, "--quiet"]) + "\n")
-            asked.flush()
-            code, out, err = json.loads(answers.readline())
+            asked = json.dumps(["runtaskpipeline", *map(str, words), *options, "--quiet"])
+            print(asked, file=process.stdin, flush=True)
+            code, out, err = json.loads(process.stdout.readline())
             assert "Traceback" not in err
             return code, out, err
 
