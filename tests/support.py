@@ -16,11 +16,7 @@ from django.db.models import QuerySet
 
 from django_dbtaskqueue.core.states import EDGES, TERMINAL
 from django_dbtaskqueue.models import MinuteCount, Task, TaskHistory
-from tests.patience import (
-    PATIENCE,
-    eventually,
-    until as until,  # every file of tests takes it from here
-)
+from tests.patience import PATIENCE, eventually, until as until  # every file of tests takes it from here
 
 
 class Unprintable:
