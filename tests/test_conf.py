@@ -56,7 +56,7 @@ def test_the_release_is_the_environment_s_unless_the_project_says_it(settings: A
 def test_a_processor_says_durations_and_policies_as_the_settings_do(taskqueue_registry: None) -> None:
     made = registry.register("letters", print, timeout="10m", retry="fixed:5s", lease="15m")
     assert made.timeout == timedelta(minutes=10) and made.policy(1, None) is not None
-    assert conf.queue_settings("letters").lease == timedelta(minutes=15)
+    assert conf.default_settings("letters").lease == timedelta(minutes=15)
     with pytest.raises(ImproperlyConfigured, match=re.escape("@processor('letters'), retry: 5 is not a retry policy")):
         processor("letters", retry=5)(print)
 
@@ -66,7 +66,7 @@ def test_the_project_s_word_on_a_queue_goes_before_code_before_defaults(settings
     defaults = {"lease": "2m", "batch_size": 20, "max_attempts": 2}
     settings.DBTASKQUEUE = {"DEFAULTS": defaults, "QUEUES": {"letters": {"lease": "4m"}}}
     registry.register("letters", print, lease=timedelta(minutes=3), max_attempts=3)
-    found = conf.queue_settings("letters")
+    found = conf.default_settings("letters")
     assert (found.lease, found.max_attempts, found.batch_size) == (timedelta(minutes=4), 3, 20)
     assert found.poll_interval == timedelta(seconds=1)
     assert conf.default_settings("unheard-of").lease == timedelta(minutes=2)

@@ -119,7 +119,7 @@ def test_snapshot_and_restore() -> None:
     registry.register("ghosts", write, max_attempts=2)
     registry.restore(before)
     assert "ghosts" not in registry.queues() and not conf.is_known("ghosts")
-    assert (conf.queue_settings("letters").max_attempts, conf.queue_settings("letters").priority) == (2, 7)
+    assert (conf.default_settings("letters").max_attempts, conf.default_settings("letters").priority) == (2, 7)
     assert registry.snapshot() == before
 
 

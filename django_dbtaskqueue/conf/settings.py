@@ -31,7 +31,7 @@ from django_dbtaskqueue.conf.queue import (
     valid_name as valid_name,
 )
 from django_dbtaskqueue.core import masking, retry
-from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
+from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.core.json import Limits
 
 RELEASE_VARIABLES = ("RELEASE", "SENTRY_RELEASE", "GIT_SHA", "GIT_COMMIT", "HEROKU_SLUG_COMMIT", "SOURCE_VERSION")
@@ -248,13 +248,6 @@ def settings_queues() -> Iterator[str]:
 def is_known(queue: str) -> bool:
     """Whether ``queue`` is known without asking the database."""
     return queue in settings().queues or queue in _declared
-
-
-def queue_settings(queue: str) -> QueueSettings:
-    """Return what ``queue`` is set to; raise ``UnknownQueue`` with the nearest name."""
-    if not is_known(queue):
-        raise UnknownQueue(queue, settings_queues())
-    return default_settings(queue)
 
 
 def policy(name: str, queue: str, declared: Any) -> Any:

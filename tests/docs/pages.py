@@ -139,7 +139,7 @@ class Reader(Typist):
         if "DBTASKQUEUE" in namespace:
             self.settings.DBTASKQUEUE = namespace.pop("DBTASKQUEUE")
             for queue in conf.settings_queues():
-                conf.queue_settings(queue)
+                conf.default_settings(queue)
 
     def type_sql(self, block: Block) -> None:
         self.output = "\n".join(" | ".join(map(str, row)) for row in sql(block.text))

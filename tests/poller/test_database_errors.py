@@ -7,7 +7,7 @@ import pytest
 from django.db import transaction
 
 from django_dbtaskqueue import Complete, enqueue, enqueue_many, registry
-from django_dbtaskqueue.conf.settings import queue_settings
+from django_dbtaskqueue.conf.settings import default_settings
 from django_dbtaskqueue.core import durations
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
@@ -109,7 +109,7 @@ def test_a_release_that_is_refused_for_a_while_blames_no_task() -> None:
     enqueue_many("letters", [{}] * 3)
     session, held = Session.on("default"), Task.objects.checkout("letters", limit=1, poller_instance="a")
     Task.objects.checkout("letters", limit=2, poller_instance="a")
-    queue = QueueState("letters", queue_settings("letters"), held[0].port, ScanCursor("letters"))
+    queue = QueueState("letters", default_settings("letters"), held[0].port, ScanCursor("letters"))
     queue.reply_lost = True
     with refused(f"NEW.status <> 'PROCESSING' AND NEW.id = {held[0].id + 1}"):
         for _ in range(settle.BLAMED_TRIES + 1):  # more than blame an outcome

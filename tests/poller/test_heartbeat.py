@@ -48,7 +48,7 @@ def spent(**columns: Any) -> Task:
 
 
 def state_of(queue: str) -> QueueState:
-    return QueueState(queue, conf.queue_settings(queue), SettlePort("default"), ScanCursor(queue))
+    return QueueState(queue, conf.default_settings(queue), SettlePort("default"), ScanCursor(queue))
 
 
 def test_the_row_says_what_the_poller_does(process_database: ProcessDatabase, gate: Gate, settings: Any) -> None:

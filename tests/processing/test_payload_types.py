@@ -213,7 +213,7 @@ def test_two_handlers_declare_different_things_of_their_queue_together_and_may_n
         processor(QUEUE, payload=Letter, max_attempts=8)(lambda task: None)
     assert registry.find(QUEUE, LETTER) is None
     processor(QUEUE, payload=Letter, lease=timedelta(minutes=3))(lambda task: None)
-    known = conf.queue_settings(QUEUE)
+    known = conf.default_settings(QUEUE)
     assert (known.max_attempts, known.lease) == (7, timedelta(minutes=3))
 
 

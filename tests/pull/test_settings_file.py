@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import Fixed, UnknownQueue, enqueue
+from django_dbtaskqueue import Fixed, enqueue
 from django_dbtaskqueue.conf import queue as rules, settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.models import Queue
@@ -74,18 +74,17 @@ def edit(file: Path, clock: SteppedClock) -> Edit:
 
 
 def lease_minutes() -> float:
-    return conf.queue_settings("mail").lease / timedelta(minutes=1)
+    return conf.default_settings("mail").lease / timedelta(minutes=1)
 
 
 def test_the_file_goes_over_the_dict_setting_by_setting(edit: Edit) -> None:
-    mail = conf.queue_settings("mail")
+    mail = conf.default_settings("mail")
     assert (mail.lease, mail.timeout, mail.max_attempts) == (timedelta(minutes=15), timedelta(seconds=30), 3)
-    assert mail.retry == Fixed(timedelta(seconds=30)) and conf.queue_settings("letters").capacity == 10
-    assert conf.queue_settings("plain") == conf.default_settings("never heard of")
-    with pytest.raises(UnknownQueue):
-        conf.queue_settings("leters")
+    assert mail.retry == Fixed(timedelta(seconds=30)) and conf.default_settings("letters").capacity == 10
+    assert conf.default_settings("plain") == conf.default_settings("never heard of")
+    assert conf.is_known("plain") and not conf.is_known("leters")
     edit('[queues.mail]\ntimeout = "none"')
-    assert conf.queue_settings("mail").timeout is None
+    assert conf.default_settings("mail").timeout is None
 
 
 def test_all_faults_are_told_together_with_place_value_and_fix(file: Path) -> None:
@@ -137,8 +136,8 @@ def test_the_path_may_start_at_base_dir_and_must_be_one(file: Path, settings: An
 def test_an_edit_counts_a_bad_one_changes_nothing_and_the_next_good_one_counts(edit: Edit, caplog: Any) -> None:
     assert lease_minutes() == 15
     edit('[queues.mail]\nlease = "20m"\n[queues.novel]\nttl = "1h"')
-    assert lease_minutes() == 20 and conf.queue_settings("novel").ttl == timedelta(hours=1)
-    assert not conf.is_known("letters") and conf.queue_settings("mail").max_attempts == 5
+    assert lease_minutes() == 20 and conf.default_settings("novel").ttl == timedelta(hours=1)
+    assert not conf.is_known("letters") and conf.default_settings("mail").max_attempts == 5
     # A bad edit changes nothing, and that is logged once, with every fault, also of a newer file
     for _ in range(2):
         edit('[queues.mail]\nlease = "25m"\nkeep = "forever"\nttl = 5')
@@ -163,7 +162,7 @@ def test_tasks_do_not_move_with_an_edit(edit: Edit, caplog: pytest.LogCaptureFix
     assert lease_minutes() == 15 and "database = 'sqlite' cannot change while processes run" in caplog.text
     assert "[queues.new]" not in caplog.text  # nothing lives there yet
     edit('[queues.mail]\nlease = "2m"\n[queues.new]\ndatabase = "sqlite"')
-    assert lease_minutes() == 2 and conf.queue_settings("new").database == "sqlite"
+    assert lease_minutes() == 2 and conf.default_settings("new").database == "sqlite"
 
 
 def test_it_is_looked_at_each_second_and_read_when_it_changed(file: Path, clock: Any, monkeypatch: Any) -> None:
@@ -194,7 +193,7 @@ def test_threads_see_one_or_the_other_and_never_a_mixture(edit: Edit) -> None:
     def look() -> set[Any]:
         seen = set()
         while (timedelta(minutes=2), timedelta(minutes=2)) not in seen:
-            found = conf.queue_settings("mail")
+            found = conf.default_settings("mail")
             seen.add((found.lease, found.timeout))
         return seen
 

@@ -78,7 +78,7 @@ def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if job == "replay":
         return guards
     if job == "enqueue":
-        queue = conf.queue_settings(given["queue"]) if conf.is_known(given.get("queue", "")) else None
+        queue = conf.default_settings(given["queue"]) if conf.is_known(given.get("queue", "")) else None
         table = model_for(given["queue"])._meta.label_lower if queue else ""
         if queue and table != chosen:
             reason = f"the tasks of queue {given['queue']!r} are in another table: give --task-table {table}"

@@ -66,7 +66,7 @@ class Engineer:
             map=[("reference", "flight"), ("payload", "flight,passenger"), ("payload_type", _payload_type())],
             on_duplicate="ignore",
             require_reference=True,
-            max_attempts=conf.queue_settings(QUEUE).max_attempts,
+            max_attempts=conf.default_settings(QUEUE).max_attempts,
         )
         return int(done["enqueued"])
 
