@@ -4,7 +4,6 @@ import ast
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -12,6 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.apps import apps
+from django.db import transaction
 from django.utils.timezone import is_naive, make_aware, now
 
 from django_dbtaskqueue import registry
@@ -33,10 +33,6 @@ Row = Any  # of a model of theirs, which publishes no types
 
 class Untranslatable(ValueError):
     """Why a row cannot become one of our schedules."""
-
-
-class _DryRun(Exception):
-    """Rolls back what was written to see whether it can be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +89,12 @@ def _write(one: Imported, made: Definition, actor: Actor, source: str, *, dry_ru
         if different := [name for name in SCHEDULE_FIELDS if getattr(before, name) != getattr(made, name)]:
             raise Untranslatable(f"there is a schedule with this name here, with another {', '.join(different)}")
         return "unchanged"
-    with suppress(_DryRun), recorded(alias):
+    with recorded(alias):
         add_schedule(one.name, asdict(made), actor, reason=f"imported from {source}")
         if one.paused:
             act_on_schedule(SCHEDULE_VERBS["pause_schedule"], one.name, actor, reason=f"disabled in {source}")
         if dry_run:
-            raise _DryRun
+            transaction.set_rollback(True, using=alias)
     return "would be made" if dry_run else "made"
 
 
