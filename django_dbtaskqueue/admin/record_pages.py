@@ -392,11 +392,14 @@ class FailureGroupAdmin(SmallListAdmin):
         return {**super().list_context(request), "news": links[:MAX_NEWS]}
 
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
-        traces = newest_traces([group for group in rows[:MAX_SHOWN_TRACES] if may_see(request, group)])
-        stats = stats_of_groups([group.pk for group in rows], str(rows[0]._state.db)) if rows else []
-        for group, found in zip(rows, stats, strict=True):
-            group.figures = found
-            group.trace, group.verbs = traces.get(group.pk, ""), self.page_verbs(request, group)[:MAX_SPOT_VERBS]
+        alias = self.get_queryset(request).db
+        seen = [group.pk for group in rows[:MAX_SHOWN_TRACES] if may_see(request, group)]
+        newest = Attempt.objects.filter(fingerprint=OuterRef("pk")).order_by("-pk").values("traceback")[:1]
+        found = FailureGroup.objects.using(alias).filter(pk__in=seen).values_list("pk", Subquery(newest))
+        traces, stats = dict(found), stats_of_groups([group.pk for group in rows], alias)
+        for group, figures in zip(rows, stats, strict=True):
+            group.figures = figures
+            group.trace, group.verbs = traces.get(group.pk), self.page_verbs(request, group)[:MAX_SPOT_VERBS]
 
     @admin.display(description=gettext_lazy("failure"))
     def failure(self, group: Any) -> str:
@@ -455,15 +458,6 @@ class FailureGroupAdmin(SmallListAdmin):
             "title": self.what(row),
             "boxes": [(_("newest traceback"), cells.box(row.trace), "traceback")] if row.trace else [],
         }
-
-
-def newest_traces(groups: Sequence[FailureGroup]) -> dict[str, str]:
-    """Return the traceback of the newest failed attempt of each group, in one query."""
-    if not groups:
-        return {}
-    attempts = Attempt.objects.filter(fingerprint=OuterRef("pk")).order_by("-pk").values("traceback")[:1]
-    rows = type(groups[0])._default_manager.using(groups[0]._state.db).filter(pk__in=[group.pk for group in groups])
-    return {pk: trace or "" for pk, trace in rows.values_list("pk", Subquery(attempts))}
 
 
 CHART_FIGURES = ("over_time", "curve")

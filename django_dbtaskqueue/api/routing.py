@@ -146,7 +146,6 @@ def verb_field(verb: TaskVerb, one: VerbInput) -> Field:
 class ApiCall:
     """One request, read by its route."""
 
-    request: HttpRequest
     actor: Actor
     given: Mapping[str, Any]  # every field of the route, as sent or by its default
 
@@ -333,7 +332,7 @@ def entry_of(route: Route) -> Entry:
         for name, part in parts.items():
             if isinstance(part, str) and not serializers.is_storable(part):
                 raise BadInput(name, "has a NUL character or half of a surrogate pair; leave it out.")
-        call = ApiCall(request, actor, route.read(request))
+        call = ApiCall(actor, route.read(request))
 
         def get_reply() -> HttpResponse:
             where = standby.where_read()  # empty, unless a standby was asked first
