@@ -201,7 +201,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
     list_template = "list"
     detail_template = "detail"
     row_keys: tuple[str, ...] = ()  # by which the forms of a row's page name it, beside those of the verbs
-    view_permission = ""  # another codename than the model's own
 
     def _never(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
@@ -214,9 +213,9 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
         return narrow(rows.using(alias_for("", None, write=False)), viewer(request))
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        if not self.view_permission:
+        if "view" in self.opts.default_permissions:
             return bool(super().has_view_permission(request, obj))
-        return request.user.has_perm(f"{self.opts.app_label}.{self.view_permission}")
+        return request.user.has_perm(f"{APP}.view_{self.model._meta.concrete_model._meta.model_name}")
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request)

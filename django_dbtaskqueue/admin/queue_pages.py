@@ -359,7 +359,6 @@ FAILURE_COLUMNS = ("title", "queue", "first", "in_1h", "tasks", "buttons")
 class OverviewAdmin(ReadOnlyAdmin):
     """The home: what needs an operator, in one screen. Charts have a tab of their own."""
 
-    view_permission = "view_queue"
     list_template = "overview"
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
@@ -449,8 +448,6 @@ FINDING_BADGES = {
 
 
 class DoctorAdmin(ReadOnlyAdmin):
-    view_permission = "view_queue"
-
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied

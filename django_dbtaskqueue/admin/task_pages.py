@@ -371,7 +371,6 @@ class TaskAdmin(TaskPageAdmin):
 
 
 class PoisonTaskAdmin(TaskAdmin):
-    view_permission = "view_task"
     base_search = parse("status:POISON")
     empty = gettext_lazy("No task is in POISON.")
     plural = gettext_lazy("poison tasks")
