@@ -25,8 +25,8 @@ from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.queue_stats import overview, with_limits
-from django_dbtaskqueue.operations.search import parse, to_text
-from django_dbtaskqueue.operations.search.query import Page, TaskFilter, look_through, tasks_for
+from django_dbtaskqueue.operations.search import Search, parse, to_text
+from django_dbtaskqueue.operations.search.query import Page, look_through, select, tasks_for
 
 MAX_TAIL_ROWS = 200  # of one query
 TABLE_MESSAGE_WIDTH = 72  # characters of a message in a line of a table or of ``tail``
@@ -34,11 +34,10 @@ DEFAULT_LIST_ROWS = 20
 MAX_SHOWN_ATTEMPTS = 20
 
 
-def matching(terms: Sequence[str], using: str | None) -> tuple[TaskFilter, TaskQuerySet]:
-    """Return the filter of a search and the tasks that match it, as pages and API do."""
-    text = " ".join(terms)
-    task_filter = TaskFilter({"q": text}, queryset=tasks_for(parse(text), using)).checked()
-    return task_filter, task_filter.qs
+def matching(terms: Sequence[str], using: str | None) -> tuple[Search, TaskQuerySet]:
+    """Return a search and the tasks that match it."""
+    search = parse(" ".join(terms))
+    return search, select(search, tasks_for(search, using))
 
 
 def status(output: Output, options: Options) -> int:
@@ -73,13 +72,13 @@ def status(output: Output, options: Options) -> int:
 
 def list_tasks(output: Output, options: Options) -> int:
     """List the newest tasks that match. A long search goes on until it is stopped."""
-    task_filter, tasks = matching(options["filter"], options["database"])
+    search, tasks = matching(options["filter"], options["database"])
     limit, read, before = options["limit"] or DEFAULT_LIST_ROWS, 0, options["before"]
     listed: TaskQuerySet[Any] = tasks.defer(*LONG).annotate(clock=Now())
     shown: list[Any] = []
     page = Page(shown)
     try:
-        for page in look_through(task_filter.search, listed, limit, before=before):
+        for page in look_through(search, listed, limit, before=before):
             shown, before, read = shown + page.rows, page.older, read + page.window
             if page.window and len(shown) < limit:
                 output.err.write(f"Read {read:,} tasks, {page.progress:.0%}, back to {page.back_to:%Y-%m-%d %H:%M}.")
@@ -87,7 +86,7 @@ def list_tasks(output: Output, options: Options) -> int:
         output.err.write(f"Stopped. To go on: --before {before}")
     documents, rows = [serializers.summary(task) for task in shown], [_row(task) for task in shown]
     head = ("id", "status", "queue", "reference", "attempt", "enqueued", "result or error")
-    none = "" if page.window else f"No task matches {to_text(task_filter.search) or 'anything'}."
+    none = "" if page.window else f"No task matches {to_text(search) or 'anything'}."
     output.table(documents, head, rows, none=none, right=("id", "attempt", "enqueued"))
     if shown and page.older is not None:
         output.write(f"More follow: --before {shown[-1].pk}")
@@ -118,8 +117,8 @@ def show(output: Output, options: Options) -> int:
 
 def tail(output: Output, options: Options) -> int:
     """Show tasks as they are enqueued and attempts as they fail, until stopped."""
-    task_filter, tasks = matching(options["filter"], options["database"])
-    queues = task_filter.search.queues()
+    search, tasks = matching(options["filter"], options["database"])
+    queues = search.queues()
     failed = Attempt.objects.using(tasks.db).filter(**({"queue__in": queues} if queues else {}))
     fresh, failing = new_rows(tasks.defer(*LONG)), new_rows(failed)
     remaining, pause = options["count"], threading.Event()

@@ -4,6 +4,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -18,7 +19,7 @@ from django.db.models.sql.compiler import SQLCompiler
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _, gettext_lazy
 
-from django_dbtaskqueue.core.durations import parse_duration, task_number
+from django_dbtaskqueue.core.durations import parse_length, task_number
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.masking import MASKED, NAME_KEYS, VALUE_KEYS, masked, masked_text, sql_patterns
 from django_dbtaskqueue.core.states import Status
@@ -33,7 +34,6 @@ JSON_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 NEARLY_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
-MAX_SPAN = timedelta(days=36_500)
 COMPARISONS = (">=", "<=", ">", "<")
 TEXT_OPS = "=^$~"
 STATE_NAMES = ("due", "held", "parked", "scheduled", "stale")
@@ -192,11 +192,9 @@ def split(piece: Piece) -> tuple[str, str]:
 
 def span_of(text: str) -> timedelta | None:
     """Return a length of time, or None."""
-    try:
-        found = parse_duration(text, needs_unit=True)
-    except ValueError:
-        return None
-    return found if timedelta(0) <= found <= MAX_SPAN else None
+    with suppress(ValueError):
+        return parse_length(text, needs_unit=True)
+    return None
 
 
 READERS: dict[str, Reader] = {
