@@ -85,13 +85,11 @@ def _with_settings(alias: str, settings: Mapping[str, str]) -> Iterator[None]:
 
 def in_time(alias: str, within: timedelta, read: Callable[[], Found]) -> Found | None:
     """Return what ``read`` returns; on PostgreSQL None when a statement of it takes longer."""
-    try:
-        with time_limit(alias, min(within, conf.settings().operations_timeout)):
-            return read()
-    except OperationalError as error:
-        if sqlstate(error) == QUERY_CANCELED:
-            return None
-        raise
+    if connections[alias].vendor != "postgresql":
+        return read()
+    with suppress(SearchTooSlow), statement_timeout(alias, min(within, conf.settings().operations_timeout)):
+        return read()
+    return None
 
 
 @contextmanager
