@@ -243,7 +243,11 @@ class TaskPageAdmin(ListAdmin):
             return ask(self, request, verb, form, **shown, possible=bool(preview.eligible))
         wanted = actions.ActionRequest(verb, form.cleaned_data["reason"], options, to_text(self.search_of(request)))
         report = actions.act_on_ids(table, ids, wanted, actor)
-        text = task_report(verb, report)
+        text = f"{verb.done % {'number': report.changed}}."
+        if report.skips:
+            reasons = ", ".join(f"{reason}: {len(ids)}" for reason, ids in report.skips.items())
+            facts = {"done": text[:-1], "count": report.skipped, "reasons": reasons}
+            text = _("%(done)s, %(count)s skipped (%(reasons)s).") % facts
         if report.operation is not None:
             address = self.url(BulkOperation, "change", report.operation.pk)
             text = format_html("{} {}", text, self.link(_("Put back as it was") + "…", address))
@@ -266,11 +270,3 @@ class TaskPageAdmin(ListAdmin):
             actions.record(alias, actor, permissions.ENQUEUE_COPY, queue=task.queue, changed=1, **given)
             actions.log(actor, [fresh], actions.ADDITION, _("Enqueued again: task %(id)s") % {"id": task.pk})
         return self.reply(request, _("This is the new task."), address=self.page_of(fresh))
-
-
-def task_report(verb: verbs.TaskVerb, report: actions.ActReport) -> str:
-    done = str(verb.done % {"number": report.changed})
-    if not report.skips:
-        return f"{done}."
-    reasons = ", ".join(f"{reason}: {len(ids)}" for reason, ids in report.skips.items())
-    return _("%(done)s, %(count)s skipped (%(reasons)s).") % {"done": done, "count": report.skipped, "reasons": reasons}
