@@ -85,7 +85,12 @@ def exposition(actor: Actor) -> Exposition:
             _add_queue(found, row)
         _add_counts(found, aliases, stats.as_of, actor)
         if actor.user is None or actor.user.has_perm(f"{Schedule._meta.app_label}.view_schedule"):
-            _add_schedules(found, listed(actor))
+            for schedule in listed(actor):
+                labels = (schedule.name, schedule.queue)
+                for name, moment in (("next", schedule.next_time), ("last", schedule.last_time)):
+                    if moment is not None:
+                        found.add(f"dbtaskqueue_schedule_{name}_timestamp_seconds", moment.timestamp(), *labels)
+                found.add("dbtaskqueue_schedule_paused", schedule.paused, *labels)
     return found
 
 
@@ -131,12 +136,3 @@ def _add_counts(found: Exposition, aliases: Iterable[str], now: datetime, actor:
             sums["dbtaskqueue_wait_seconds_total", queue] += wait
     for (name, *labels), value in sums.items():
         found.add(name, value, *labels)
-
-
-def _add_schedules(found: Exposition, rows: Iterable[Schedule]) -> None:
-    for row in rows:
-        for name, moment in (("next", row.next_time), ("last", row.last_time)):
-            if moment is not None:
-                stamp = f"dbtaskqueue_schedule_{name}_timestamp_seconds"
-                found.add(stamp, moment.timestamp(), row.name, row.queue)
-        found.add("dbtaskqueue_schedule_paused", row.paused, row.name, row.queue)

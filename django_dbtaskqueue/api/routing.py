@@ -91,15 +91,13 @@ ANY_KIND = FieldType({}, lambda _name, value: value)
 PRIORITY_KIND = FieldType(
     {"type": "integer", "minimum": -32768, "maximum": 32767}, partial(serializers.whole, low=-32768, high=32767)
 )
+MAX_PAGE_ROWS = 500  # a larger number counts as this
+PAGE_KIND = FieldType(
+    {**POSITIVE_KIND.schema, "maximum": MAX_PAGE_ROWS},
+    lambda name, value: min(serializers.whole(name, value, low=1), MAX_PAGE_ROWS),
+)
 LENGTH_KIND = FieldType({"type": "string", "examples": ["30m", "1h30m", "PT30M"]}, serializers.length)
 MOMENT_KIND = FieldType({"type": "string", "format": "date-time"}, serializers.moment)
-
-
-def up_to(most: int) -> FieldType:
-    """Return the kind of a number from 1 to ``most``; a larger one counts as ``most``."""
-    return FieldType(
-        {**POSITIVE_KIND.schema, "maximum": most}, lambda name, value: min(serializers.whole(name, value, low=1), most)
-    )
 
 
 def one_of(choices: Iterable[tuple[str, object]]) -> FieldType:

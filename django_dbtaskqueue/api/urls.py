@@ -13,11 +13,10 @@ from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES,
 from django_dbtaskqueue.operations.search import QUALIFIERS
 from django_dbtaskqueue.operations.verbs import ID_VERBS
 
-MAX_PAGE_ROWS = 500
 SEARCH = Field("q", routing.TEXT_KIND, "a search, such as status:ERROR queue:claims", "")
 SEARCH_FIELDS = (SEARCH, *(Field(name, routing.TEXT_KIND, one.help, "") for name, one in QUALIFIERS.items()))
 PAGE = (
-    Field("limit", routing.up_to(MAX_PAGE_ROWS), "how many rows", 50),
+    Field("limit", routing.PAGE_KIND, "how many rows", 50),
     Field("before", routing.POSITIVE_KIND, "only rows with a smaller id: the next page", None),
 )
 QUEUE = Field("queue", routing.TEXT_KIND, "a queue's name", "")
