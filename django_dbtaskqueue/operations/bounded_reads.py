@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -313,7 +313,9 @@ def queue_counts(
     if only is not None and not only:
         return {}
     if not session.postgresql:
-        found = _exact(session.run(sql.counts_exact, {}))
+        found: defaultdict[str, QueueCounts] = defaultdict(QueueCounts)
+        for name, status, _parked, number, stale, seconds in session.run(sql.counts_exact, {}):
+            found[name] += QueueCounts(QueueCounts().statuses | {status: ApproxCount(number)}, stale, seconds)
         return found if only is None else {name: found[name] for name in only if name in found}
     with prefer_indexes(session):
         names = [row[0] for row in session.run(sql.names, {})] if only is None else list(only)
@@ -356,11 +358,4 @@ def _estimated(session: Session, sql: StatsStatements, found: Counts) -> Counts:
     for at, (name, status) in enumerate(open_cells):
         counted = found[name][status]
         found[name][status] = ApproxCount(max(counted.number, rows.get(at, 0)), estimated=True)
-    return found
-
-
-def _exact(rows: Iterable[tuple[Any, ...]]) -> dict[str, QueueCounts]:
-    found: defaultdict[str, QueueCounts] = defaultdict(QueueCounts)
-    for name, status, _parked, number, stale, seconds in rows:
-        found[name] += QueueCounts(QueueCounts().statuses | {status: ApproxCount(number)}, stale, seconds)
     return found

@@ -372,15 +372,11 @@ def _indexes(session: Session) -> Iterator[Finding]:
                 broken = (table, index.name) in found
                 missing = _("%(table)s has no index %(name)s.")
                 words = _("Index %(name)s of %(table)s is not valid.") if broken else missing
-                remedy = _create(session, model, index, broken=broken)
+                with session.connection.schema_editor(collect_sql=True) as editor:
+                    text = str(index.create_sql(model, editor)).replace("INDEX", "INDEX CONCURRENTLY", 1)
+                drop = f"DROP INDEX CONCURRENTLY {editor.quote_name(index.name)}; " if broken else ""
+                remedy = f"{drop}{text};"  # while the table is in use
                 yield _error("database.index", words, remedy, table=model._meta.db_table, name=index.name)
-
-
-def _create(session: Session, model: type[models.Model], index: models.Index, *, broken: bool) -> str:
-    """Return the statement that makes an index while the table is in use."""
-    with session.connection.schema_editor(collect_sql=True) as editor:
-        text = str(index.create_sql(model, editor)).replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
-    return f"DROP INDEX CONCURRENTLY {session.connection.ops.quote_name(index.name)}; {text};" if broken else f"{text};"
 
 
 def _dead_rows(session: Session) -> Iterator[Finding]:
