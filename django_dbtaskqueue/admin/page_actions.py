@@ -90,17 +90,13 @@ def _field(
         area = forms.Textarea(attrs={"rows": min(shown.count("\n") + 3, 30), "cols": 80, "spellcheck": "false"})
         return forms.CharField(**{**texts, "initial": shown}, widget=area, required=one.initial is None)
     if one is verbs.TO_QUEUE:
-        choices = [("", "---------"), *((name, name) for name in _queues(table, actor))]
-        return forms.ChoiceField(**texts, choices=choices)
+        made = Queue.objects.using(table.db).order_by("name").values_list("name", flat=True)[:MAX_OFFERED_QUEUES]
+        names = sorted(filter(actor.sees, {*conf.settings_queues(), *made}))
+        here = (name for name in names if model_for(name) is table.model and table.db in aliases_of(name))
+        return forms.ChoiceField(**texts, choices=[("", "---------"), *((name, name) for name in here)])
     if one.choices:
         return forms.ChoiceField(**texts, choices=one.choices, widget=forms.RadioSelect)
     return forms.CharField(**texts, widget=forms.TextInput(attrs={"size": 12}))
-
-
-def _queues(table: TaskQuerySet, actor: permissions.Actor) -> list[str]:
-    made = Queue.objects.using(table.db).order_by("name").values_list("name", flat=True)[:MAX_OFFERED_QUEUES]
-    names = sorted(filter(actor.sees, {*conf.settings_queues(), *made}))
-    return [name for name in names if model_for(name) is table.model and table.db in aliases_of(name)]
 
 
 class PauseForm(PlainForm):

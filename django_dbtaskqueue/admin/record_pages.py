@@ -103,7 +103,10 @@ class BulkOperationAdmin(SearchedAdmin):
         return self.reply(request, _("The bulk operation has started."), address=self.page_of(back))
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        may = can_cancel(row, request)
+        may = False
+        with suppress(OperationRefused, PermissionDenied):  # refused: a verb that this release does not know
+            check_cancel(row, bulk.verb_of(row), viewer(request))
+            may = True
         no_undo = "" if row.state in control.UNFINISHED else bulk.why_not_put_back(row)
         return {
             "title": f"{label_of(row.verb)}: {row.explained}",
@@ -254,13 +257,6 @@ class PollerAdmin(SmallListAdmin):
         held = [(item["task_id"], item.get("queue")) for item in poller.running if isinstance(item.get("task_id"), int)]
         links = ((self.link(pk, self.url(model_for(str(queue)), "change", pk)),) for pk, queue in held)
         return format_html_join(", ", "{}", links) or cells.EMPTY_VALUE
-
-
-def can_cancel(operation: BulkOperation, request: HttpRequest) -> bool:
-    with suppress(OperationRefused, PermissionDenied):  # refused: a verb that this release does not know
-        check_cancel(operation, bulk.verb_of(operation), viewer(request))
-        return True
-    return False
 
 
 def queue_name(item: Any) -> str:
