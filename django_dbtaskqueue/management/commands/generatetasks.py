@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from itertools import cycle
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -76,7 +77,8 @@ def build(session: Session, number: int, queues: int, progress: Callable[[int], 
     The first queue has half of all tasks, each next one half of the rest, and the last a handful. PostgreSQL only.
     """
     names = [f"{PREFIX}{one:02}" for one in range(queues)]
-    kinds = [signature_of(_failure_message(number), "") for number in range(FAILURE_GROUPS)]
+    reasons = zip(range(FAILURE_GROUPS), cycle(FAILURE_REASONS), strict=False)
+    kinds = [signature_of(f"{reason} {chr(97 + at % 26) * (at // 26 + 1)}", "") for at, reason in reasons]
     now = session.now()
     table = session.connection.ops.quote_name(session.model._meta.db_table)
     with transaction.atomic(using=session.connection.alias):
@@ -112,10 +114,6 @@ def _rows(numbers: range, names: list[str], made: datetime, now: datetime, kinds
             said = f"{NULL}\t{NULL}" if status == COMPLETED else f"{kind.message}\t{kind.fingerprint}"
             tail = f"{status}\t1\t1\t0\t{payload}\t{said}\tbuilt:1:1\t{created}\t{NULL}\t{ended}\t{ended}"
             yield f"{head}\t{tail}\t{created}\t{ended}\n"
-
-
-def _failure_message(number: int) -> str:
-    return f"{FAILURE_REASONS[number % len(FAILURE_REASONS)]} {chr(97 + number % 26) * (number // 26 + 1)}"
 
 
 def _counts(alias: str, names: list[str], kinds: list[Any], now: datetime) -> None:
