@@ -71,7 +71,10 @@ def verb(output: Output, options: Options) -> int:
     if not ids:
         few = seen.selected is not None and not seen.selected.more and seen.selected.number <= MAX_TASKS_PER_ACTION
         if not few or options["background"] or options["limit"]:
-            return _in_steps(output, options, words, given)
+            asked = {"options": given, "max_tasks": options["limit"]}
+            operation = bulk_operations.start(chosen, words, Actor(), options["reason"], using, **asked)
+            output.write(f"Bulk operation {operation.pk} ordered; to stop it: taskqueue bulk cancel {operation.pk}")
+            return _ordered(output, operation) if options["background"] else _followed(output, operation)
         # Not ordered by the database: with a limit, it could read the whole table in that order.
         ids = [*select(words, tasks).order_by().values_list("pk", flat=True)[: MAX_TASKS_PER_ACTION + 1]]
     report: ActReport = act_on_ids(tasks, ids, replace(seen.request, reason=options["reason"]), Actor())
@@ -83,15 +86,6 @@ def purge(output: Output, options: Options) -> int:
     """Delete every task of a queue, in any status."""
     check_there([options["queue"]], Actor())
     return verb(output, {**options, "filter": [to_text(of_queue(options["queue"]))]})
-
-
-def _in_steps(output: Output, options: Options, words: str, given: VerbOptions) -> int:
-    operation = bulk_operations.start(
-        options["verb"], words, None, options["reason"], options["database"],
-        source="command", options=given, max_tasks=options["limit"],
-    )  # fmt: skip
-    output.write(f"Bulk operation {operation.pk} ordered; to stop it: taskqueue bulk cancel {operation.pk}")
-    return _ordered(output, operation) if options["background"] else _followed(output, operation)
 
 
 def _ordered(output: Output, operation: BulkOperation) -> int:
@@ -204,7 +198,7 @@ def bulk(output: Output, options: Options) -> int:
         back = bulk_operations.put_back(operation, Actor(), options["reason"])
         output.write(f"{PUT_BACK.effect}\nBulk operation {back.pk} ordered.")
         return _followed(output, back)
-    if what == "cancel" and not bulk_operations.cancel(operation.pk, None, options["reason"], alias, source="command"):
+    if what == "cancel" and not bulk_operations.cancel(operation.pk, Actor(), options["reason"], alias):
         ended = f"Bulk operation {operation.pk} has ended already: {operation.state}."
         return output.answer(OPERATION.of(operation), ended, FAILED_CODE)
     operation.refresh_from_db()

@@ -97,7 +97,16 @@ def start(
     """
     request, search = request_of(verb, q, reason=reason, options=options)
     actor = user if isinstance(user, Actor) else Actor(user, source)
-    _check_start(request, search, actor, max_tasks)
+    queues = search.queues()
+    for queue in queues:
+        permissions.check_queue(queue, actor)
+    check(request.verb, request.reason, actor, queues[0] if len(queues) == 1 else None)
+    permissions.check_search(search, actor)
+    if actor.scope.queues and len(queues) != 1:
+        words = _("This token is for some queues: name one of them in the search, such as queue:%(queue)s.")
+        raise OperationRefused(words % {"queue": actor.scope.queues[0]})
+    if max_tasks is not None and max_tasks < 1:
+        raise OperationRefused(_("A limit is at least 1, not %(number)s.") % {"number": max_tasks})
     tasks = tasks_for(search, using, write=True)
     request.verb.check(tasks.model, tasks.db, request.options, actor)
     expected = preview(request.verb, search, tasks.db, options=request.options, actor=actor).selected
@@ -158,19 +167,6 @@ def put_back(operation: BulkOperation, actor: Actor, reason: str = "") -> BulkOp
 def verb_of(operation: BulkOperation) -> TaskVerb:
     """Return the verb whose permission an operation needs: its own, or the one that it puts back."""
     return bulk_verb(str(operation.options.get("verb", operation.verb)))
-
-
-def _check_start(request: ActionRequest, search: Search, actor: Actor, max_tasks: int | None) -> None:
-    queues = search.queues()
-    for queue in queues:
-        permissions.check_queue(queue, actor)
-    check(request.verb, request.reason, actor, queues[0] if len(queues) == 1 else None)
-    permissions.check_search(search, actor)
-    if actor.scope.queues and len(queues) != 1:
-        words = _("This token is for some queues: name one of them in the search, such as queue:%(queue)s.")
-        raise OperationRefused(words % {"queue": actor.scope.queues[0]})
-    if max_tasks is not None and max_tasks < 1:
-        raise OperationRefused(_("A limit is at least 1, not %(number)s.") % {"number": max_tasks})
 
 
 def cancel(
