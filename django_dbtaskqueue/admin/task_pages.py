@@ -154,17 +154,6 @@ def search_context(filterset: Any, path: str) -> dict[str, Any]:
     }
 
 
-def saved_searches(actor: permissions.Actor, alias: str) -> list[dict[str, Any]]:
-    """Return the searches the user saved, then those shared by others, each by name."""
-    saved = SavedSearch.objects.using(alias).order_by("name", "pk")
-    own = saved.filter(owner=actor.name)[:MAX_SAVED_SEARCHES]
-    shared = permissions.narrow(saved.filter(shared=True).exclude(owner=actor.name), actor)[:MAX_SAVED_SEARCHES]
-    return [
-        {"pk": row.pk, "name": row.name, "own": row.owner == actor.name, "query": urlencode({"q": row.query})}
-        for row in (*own, *shared)
-    ]
-
-
 def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
     mine = SavedSearch.objects.using(alias_for("", None)).filter(owner=request.user.get_username())
     if "forget_view" in request.POST:
@@ -228,7 +217,13 @@ class TaskAdmin(TaskPageAdmin):
             text = _("Tasks created then have ids from %(first)s to %(last)s; only these were searched.")
             context["of_ids"] = text % {"first": cells.number(ids.start), "last": cells.number(ids.stop - 1)}
             context["empty"] = _("No task with such an id matches.")
-        context["saved"] = saved_searches(viewer(request), self.get_queryset(request).db)
+        actor, saved = viewer(request), SavedSearch.objects.using(self.get_queryset(request).db).order_by("name", "pk")
+        own = saved.filter(owner=actor.name)[:MAX_SAVED_SEARCHES]
+        shared = permissions.narrow(saved.filter(shared=True).exclude(owner=actor.name), actor)[:MAX_SAVED_SEARCHES]
+        context["saved"] = [
+            {"pk": row.pk, "name": row.name, "own": row.owner == actor.name, "query": urlencode({"q": row.query})}
+            for row in (*own, *shared)
+        ]
         return context | pickers(self, filterset) | search_context(filterset, request.path)
 
     def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:

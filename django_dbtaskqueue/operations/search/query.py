@@ -369,7 +369,11 @@ def page_of(
         if found := in_time(rows.db, patience or WHOLE_SEARCH_TIMEOUT, whole):
             return found
     if after is not None:
-        return _window_after(rows, among, size, after)
+        ids = _ids(among.filter(pk__gt=after).order_by("pk"))
+        found = whole_page(_of_window(rows, ids), size, after=after)
+        further = ids[-1] if len(ids) == WINDOW_ROWS else None
+        page = replace(found, newer=found.newer or further, older=found.older or after + 1)
+        return page if further is None else _at(page, among, after, len(ids))
     deadline, read, end = clock.monotonic() + (look_on or timedelta(0)).total_seconds(), 0, before
     while True:
         ids = _ids((among if end is None else among.filter(pk__lt=end)).order_by("-pk"))
@@ -392,14 +396,6 @@ def _in_window(rows: Rows, ids: list[int], size: int, before: int | None) -> tup
             return found, len(ids)
         ids = ids[: max(len(ids) // 8, MIN_WINDOW_ROWS)]
     return whole_page(_of_window(rows, ids), size, before=before), len(ids)
-
-
-def _window_after(rows: Rows, among: Rows, size: int, after: int) -> Page:
-    ids = _ids(among.filter(pk__gt=after).order_by("pk"))
-    found = whole_page(_of_window(rows, ids), size, after=after)
-    further = ids[-1] if len(ids) == WINDOW_ROWS else None
-    page = replace(found, newer=found.newer or further, older=found.older or after + 1)
-    return page if further is None else _at(page, among, after, len(ids))
 
 
 def _at(page: Page, among: Rows, place: int, read: int) -> Page:
