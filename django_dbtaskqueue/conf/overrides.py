@@ -55,7 +55,17 @@ def overridden_settings(queue: str, alias: str, connection: BaseDatabaseWrapper 
         values = _read(queue, alias, known=known)
     if values is None and not known:
         raise UnknownQueue(queue, conf.settings_queues())
-    return _overlaid(key, base, values)
+    old, settings = _rows.get(key), base
+    try:
+        settings = conf.overlay(base, values) if values else base
+    except ImproperlyConfigured as error:
+        if old is None or old.values != values:
+            logger.error("Overrides of queue %s are not applied: %s", queue, error)
+    if clock.monotonic() >= _quiet_until or not connections[alias].in_atomic_block:
+        if len(_rows) >= MAX_CACHED_ROWS:
+            _rows.clear()
+        _rows[key] = Row(clock.monotonic() + ROW_CACHE_S, values, base, settings)
+    return settings
 
 
 def known_overrides(queue: str, alias: str) -> dict[str, Any]:
@@ -69,22 +79,6 @@ def clear_cache(**_: Any) -> None:
     global _quiet_until
     _quiet_until = clock.monotonic() + ROW_CACHE_S
     _rows.clear()
-
-
-def _overlaid(key: Key, base: conf.QueueSettings, values: dict[str, Any] | None) -> conf.QueueSettings:
-    """Return the settings of a queue with ``values``, those of its row, over ``base``, and remember both."""
-    alias, _, queue = key
-    old, settings = _rows.get(key), base
-    try:
-        settings = conf.overlay(base, values) if values else base
-    except ImproperlyConfigured as error:
-        if old is None or old.values != values:
-            logger.error("Overrides of queue %s are not applied: %s", queue, error)
-    if clock.monotonic() >= _quiet_until or not connections[alias].in_atomic_block:
-        if len(_rows) >= MAX_CACHED_ROWS:
-            _rows.clear()
-        _rows[key] = Row(clock.monotonic() + ROW_CACHE_S, values, base, settings)
-    return settings
 
 
 def _read(queue: str, alias: str, *, known: bool) -> dict[str, Any] | None:
