@@ -248,7 +248,7 @@ def _document_schema(
         schemas[name] = {}  # it may hold itself
         properties = {key: json_schema_of(kind, schemas) for key, kind in types.items()}
         schemas[name] = _closed(properties, sorted({*types}.difference(optional)), description=text)
-    return _ref(name)
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
         "parameters": [{key: it for key, it in zip(keys, one, strict=True) if it != ""} for one in (*parts, *sent)],
         "responses": {
             str(route.status): _content("Done." if route.status == 200 else "It goes on in the background.", answer),
-            **{code: _content(words, _ref("Error")) for code, words in ERRORS.items()},
+            **{code: _content(words, {"$ref": "#/components/schemas/Error"}) for code, words in ERRORS.items()},
         },
     }
     if needs := route.permission:
@@ -285,10 +285,6 @@ def _closed(properties: Mapping[str, JsonSchema], required: Sequence[str], **mor
 
 def _content(words: str, schema: JsonSchema) -> dict[str, Any]:
     return {"description": words, "content": {"application/json": {"schema": schema}}}
-
-
-def _ref(name: str) -> JsonSchema:
-    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _first_paragraph(thing: Any) -> str:

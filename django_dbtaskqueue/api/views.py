@@ -326,7 +326,7 @@ def doctor(call: ApiCall) -> list[Finding]:
 
 def queues(call: ApiCall) -> QueueList:
     """Return the health, the known queues, and the pause of each."""
-    paused = _pauses(call)
+    paused = queue_stats.pauses(_visible(call, models.Queue))
     names = sorted({*known_queues(), *paused}) if call.actor.sees_all else call.actor.visible_queues or []
     return {"health": _overview(call).health, "queues": [{"queue": name, "paused": paused.get(name)} for name in names]}
 
@@ -337,7 +337,7 @@ def queue(call: ApiCall, queue: str) -> QueueDetail:
     row = models.Queue.objects.using(alias_for(queue, None, write=False)).filter(pk=queue).first()
     return {
         "queue": queue,
-        "paused": _pauses(call).get(queue),
+        "paused": queue_stats.pauses(_visible(call, models.Queue)).get(queue),
         "overrides": row.changes if row else {},
         "stats": queue_stats.with_limits([queue_stats.stats_of_queue(queue)])[0],
     }
@@ -450,7 +450,3 @@ def audit(call: ApiCall) -> AuditPage:
 
 def _overview(call: ApiCall) -> queue_stats.QueuesOverview:
     return queue_stats.overview(only=call.actor.visible_queues)
-
-
-def _pauses(call: ApiCall) -> dict[str, queue_stats.Pause]:
-    return queue_stats.pauses(_visible(call, models.Queue))

@@ -270,7 +270,8 @@ def json_object(body: bytes) -> dict[str, object]:
     """Return the JSON object of a request's body."""
     if len(body) > MAX_BODY_BYTES:
         raise BadInput("body", f"has {len(body):,} bytes; at most {MAX_BODY_BYTES:,} are allowed.")
-    if _depth(body) > MAX_BODY_DEPTH:
+    nested = accumulate((char in b"[{") - (char in b"]}") for char in body)  # in texts, too: that is never too few
+    if max(nested, default=0) > MAX_BODY_DEPTH:
         raise BadInput("body", f"has lists and objects more than {MAX_BODY_DEPTH} deep.")
     try:
         found = loads_exactly(body or b"{}")
@@ -285,8 +286,3 @@ def shown_value(value: object) -> str:
     """Return a refused value as an error message shows it."""
     described = repr(value)
     return described if len(described) <= 100 else f"{described[:100]}…"
-
-
-def _depth(body: bytes) -> int:
-    """Return how deep brackets are nested; those inside of texts count, too, which is never too few."""
-    return max(accumulate((char in b"[{") - (char in b"]}") for char in body), default=0)
