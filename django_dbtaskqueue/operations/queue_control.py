@@ -286,14 +286,11 @@ def settings_in_force(queue: str, values: Mapping[str, object]) -> list[Setting]
         found = conf.overlay(base, values)
     except ImproperlyConfigured:
         found = base
-    return [
-        Setting(name, getattr(found, name), _source(queue, name, values), name in values, name not in FIXED_SETTINGS)
-        for name in QUEUE_KEYS
-    ]
-
-
-def _source(queue: str, name: str, values: Mapping[str, object]) -> str:
     settings, declared = conf.settings(), conf.declarations()
     layers: dict[str, Mapping[str, object]] = {"operator": values, "settings": settings.queues.get(queue, {})}
     layers |= {"processor": declared.get(queue, {}), "defaults": settings.defaults}
-    return next((source for source, said in layers.items() if name in said), "built in")
+    said = {name: source for source, given in reversed(layers.items()) for name in given}  # the first one stays
+    return [
+        Setting(name, getattr(found, name), said.get(name, "built in"), name in values, name not in FIXED_SETTINGS)
+        for name in QUEUE_KEYS
+    ]

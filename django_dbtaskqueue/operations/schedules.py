@@ -48,23 +48,21 @@ ScheduleDocument = Annotated[Document, SCHEDULE]
 
 def declared() -> dict[str, Definition]:
     """Return the schedules that the code declares, by name. Raise ``ImproperlyConfigured`` for one that cannot work."""
-    return {name: _definition(name, made) for name, made in registry.periodics().items()}
-
-
-def _definition(name: str, made: registry.Periodic) -> Definition:
-    where = f"@periodic({made.options['cron']!r})"
-    owners = registry.processors_of(made.function) if made.queue is None else ()
-    queues = [made.queue] if made.queue is not None else sorted({one.queue for one in owners})
-    if len(queues) != 1:
-        fault = f"is the processor of {', '.join(queues)}" if queues else "is not a processor"
-        raise ImproperlyConfigured(f"{where}: {name} {fault}. Stack it on one @processor, or say queue=.")
-    try:
-        kind, plain = codecs.encode(made.options["payload"])
-        given = {**made.options, "timezone": made.options["timezone"] or default_zone()}
-        found = Definition.of({**given, "queue": queues[0], "payload": plain, "payload_type": kind or ""})
-        found.check(name)
-    except (TaskQueueError, ValueError) as error:
-        raise ImproperlyConfigured(f"{where} of {name}: {error}") from None
+    found: dict[str, Definition] = {}
+    for name, made in registry.periodics().items():
+        where = f"@periodic({made.options['cron']!r})"
+        owners = registry.processors_of(made.function) if made.queue is None else ()
+        queues = [made.queue] if made.queue is not None else sorted({one.queue for one in owners})
+        if len(queues) != 1:
+            fault = f"is the processor of {', '.join(queues)}" if queues else "is not a processor"
+            raise ImproperlyConfigured(f"{where}: {name} {fault}. Stack it on one @processor, or say queue=.")
+        try:
+            kind, plain = codecs.encode(made.options["payload"])
+            given = {**made.options, "timezone": made.options["timezone"] or default_zone()}
+            found[name] = Definition.of({**given, "queue": queues[0], "payload": plain, "payload_type": kind or ""})
+            found[name].check(name)
+        except (TaskQueueError, ValueError) as error:
+            raise ImproperlyConfigured(f"{where} of {name}: {error}") from None
     return found
 
 
