@@ -74,9 +74,5 @@ def check_timing(cron: str, zone: str) -> None:
         raise ValueError(f"timezone={zone!r} is not a time zone of this machine.{hint} pip install tzdata brings all.")
 
 
-@lru_cache(maxsize=1)
-def _zones() -> frozenset[str]:
-    return frozenset(available_timezones())
-
-
+_zones = lru_cache(maxsize=1)(available_timezones)
 default_zone = get_default_timezone_name  # of a schedule that names none
