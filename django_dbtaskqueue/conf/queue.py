@@ -366,14 +366,12 @@ PEER_RULES = {
     "queue_names": (_are_queue_names, 'a dict of our queue to its name there, or text such as "shop-{queue}"'),
     "ca_file": (lambda v: v is None or isinstance(v, str), "None or the path of a file with certificates"),
 }
-BRIDGE_KEYS = tuple(one.name for one in fields(Bridge))
-PEER_KEYS = tuple(one.name for one in fields(Peer))
 
 
 def bridge_of(given: object) -> Bridge:
     """Return ``DBTASKQUEUE["BRIDGE"]`` checked; ``ImproperlyConfigured`` names the key. No error shows a secret."""
     where = 'DBTASKQUEUE["BRIDGE"]'
-    values = _keys(given, BRIDGE_KEYS, where)
+    values = _keys(given, Bridge, where)
     peers = values.get("peers", {})
     if not isinstance(peers, Mapping):
         raise ImproperlyConfigured(f'{where}["peers"] must be a dict of name to settings.')
@@ -393,7 +391,7 @@ def bridge_of(given: object) -> Bridge:
 def _peer_of(name: object, given: object, where: str) -> Peer:
     if not isinstance(name, str) or PEER_NAME.fullmatch(name) is None:
         raise ImproperlyConfigured(f"{where}: a peer's name has 1 to 50 letters, digits, '_' or '-'.")
-    values = _keys(given, PEER_KEYS, where)
+    values = _keys(given, Peer, where)
     if are_texts(values.get("queues")):
         values["queues"] = dict.fromkeys(values["queues"])
     secrets = values.get("secrets")
@@ -408,7 +406,8 @@ def _peer_of(name: object, given: object, where: str) -> Peer:
     return peer
 
 
-def _keys(given: object, known: Sequence[str], where: str) -> dict[str, Any]:
+def _keys(given: object, kind: type, where: str) -> dict[str, Any]:
+    known = [one.name for one in fields(kind)]
     if not isinstance(given, Mapping):
         raise ImproperlyConfigured(f"{where} must be a dict of settings, not {type(given).__name__}.")
     for key, value in given.items():
