@@ -198,7 +198,6 @@ class TaskPageAdmin(ListAdmin):
         return (self._act_on_all if is_on_all(request) else self._act_on_ticked)(request, verb, actor)
 
     def _act_on_all(self, request: HttpRequest, verb: verbs.TaskVerb, actor: permissions.Actor) -> HttpResponse:
-        """Apply the verb to all tasks that match the address, as a bulk operation."""
         search = self.search_of(request)
         table = tasks_for(search)
         if table.model is not self.model._meta.concrete_model:
@@ -218,7 +217,6 @@ class TaskPageAdmin(ListAdmin):
         return self.reply(request, _("The bulk operation has started."), address=address)
 
     def _act_on_ticked(self, request: HttpRequest, verb: verbs.TaskVerb, actor: permissions.Actor) -> HttpResponse:
-        """Apply the verb to the ticked rows, or to the row of the page, at once."""
         ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := id_of(text)) is not None]
         # Read from the database that is written: a replica may lag behind.
         table = self.model._meta.concrete_model._default_manager.using(alias_for("", None)).all()

@@ -75,16 +75,6 @@ def difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
     return [] if before == after else [{"path": path, "before": masked(before), "after": masked(after)}]
 
 
-def task_facts(tasks: Sequence[AbstractTask]) -> list[dict[str, Any]]:
-    """Return the first tasks by id and reference, with the error that each failed of."""
-    shown = tasks[:MAX_TASKS_NAMED_IN_ENTRY]
-    prints = {task.fingerprint for task in shown if task.fingerprint}
-    groups = FailureGroup.objects.using(shown[0]._state.db).filter(pk__in=prints) if prints else ()
-    errors = {group.pk: group.error_type for group in groups}
-    facts = [{"id": t.pk, "reference": t.reference, "error": errors.get(t.fingerprint or "")} for t in shown]
-    return [{name: value for name, value in one.items() if value} for one in facts]
-
-
 def actions_on(task: AbstractTask) -> list[TaskChange]:
     """Return what operators did to a task, the newest first, each with its audit entry."""
     here = {"location": task._meta.label_lower, "first_task_id__lte": task.pk, "last_task_id__gte": task.pk}
@@ -315,9 +305,15 @@ def new_operation(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **c
 
 
 def _details(request: ActionRequest, report: ActReport) -> dict[str, Any]:
+    """Return what the audit says: the first tasks by id and reference, with the error that each failed of, and more."""
+    shown = report.tasks[:MAX_TASKS_NAMED_IN_ENTRY]
+    prints = {task.fingerprint for task in shown if task.fingerprint}
+    groups = FailureGroup.objects.using(shown[0]._state.db).filter(pk__in=prints) if prints else ()
+    errors = {group.pk: group.error_type for group in groups}
+    facts = [{"id": t.pk, "reference": t.reference, "error": errors.get(t.fingerprint or "")} for t in shown]
     return {
         "task_ids": [row.pk for row in report.tasks][:MAX_IDS_IN_AUDIT],
-        "tasks": task_facts(report.tasks),
+        "tasks": [{name: value for name, value in one.items() if value} for one in facts],
         "skips": {reason: len(ids) for reason, ids in report.skips.items()},
         "skipped_ids": {reason: ids[:MAX_IDS_IN_AUDIT] for reason, ids in report.skips.items()},
         **({"action": request.verb.words(request.options)} if request.verb.inputs else {}),

@@ -301,7 +301,6 @@ def _remaining(operation: BulkOperation) -> int:
 
 
 def _count_in(operation: BulkOperation, report: ActReport, verb: TaskVerb) -> None:
-    """Add what a chunk did to the counts, the skipped tasks and the audit."""
     alias = str(operation._state.db)
     operation.changed += report.changed
     operation.skipped += report.skipped

@@ -72,9 +72,6 @@ class Quantiles:
         return cls(quantile(histogram, 0.5), quantile(histogram, 0.95))
 
 
-NO_QUANTILES = Quantiles()
-
-
 @dataclass(frozen=True, slots=True)
 class QueueStats:
     """The figures of a queue in the last hour; rates per second, of five minutes. Stale: tasks whose lease ran out."""
@@ -96,8 +93,8 @@ class QueueStats:
     stale: int = 0  # among those counted
     stale_for: timedelta | None = None  # how long ago the first of these leases ran out
     rates: Sequence[float] = ()  # tasks finished per second in the last hour, by ``RATE_PERIOD``, the oldest first
-    run: Quantiles = NO_QUANTILES
-    wait: Quantiles = NO_QUANTILES  # from due to checkout
+    run: Quantiles = Quantiles()
+    wait: Quantiles = Quantiles()  # from due to checkout
     limits: Sequence[LimitUse] = ()  # over all pollers, by database; read by ``with_limits``
 
     @property
@@ -413,7 +410,7 @@ def stats_of_types(queue: str) -> list[TypeStats]:
 
 def _quantiles(times: Iterable[timedelta | None]) -> Quantiles:
     found = sorted(max(time.total_seconds(), 0.0) for time in times if time is not None)
-    return Quantiles(found[len(found) // 2], found[len(found) * 95 // 100]) if found else NO_QUANTILES
+    return Quantiles(found[len(found) // 2], found[len(found) * 95 // 100]) if found else Quantiles()
 
 
 @dataclass(slots=True)
