@@ -366,25 +366,22 @@ class OverviewAdmin(ReadOnlyAdmin):
         if CHARTS_KEY in request.GET:
             return chart_context(alias, actor)
         found = queue_stats.overview(only=actor.visible_queues)
+        waiting = found.statuses[Status.CREATED]
+        failed = self.link(cells.number(found.failed), self.url(FailureGroup, "changelist"))
         return {
             "health": found.health,
-            "cards": self._cards(found),
+            "cards": [
+                (_("waiting"), self.link(waiting, self.url(Task, "changelist", q=text_of(status=Status.CREATED)))),
+                (_("oldest waiting"), format_age(found.oldest)),
+                (_("in / out per min"), cells.in_and_out(found.queues)),
+                (_("attempts failed in the last hour"), failed),
+                (_("pollers alive"), self.link(found.pollers, self.url(Poller, "changelist"))),
+            ],
             "failures": self._failures(request),
             "failures_url": self.url(FailureGroup, "changelist"),
             **self._queues(request, found),
             **self._waits(request, alias, found.as_of),
         }
-
-    def _cards(self, found: queue_stats.QueuesOverview) -> list[tuple[str, str]]:
-        waiting = found.statuses[Status.CREATED]
-        failed = self.link(cells.number(found.failed), self.url(FailureGroup, "changelist"))
-        return [
-            (_("waiting"), self.link(waiting, self.url(Task, "changelist", q=text_of(status=Status.CREATED)))),
-            (_("oldest waiting"), format_age(found.oldest)),
-            (_("in / out per min"), cells.in_and_out(found.queues)),
-            (_("attempts failed in the last hour"), failed),
-            (_("pollers alive"), self.link(found.pollers, self.url(Poller, "changelist"))),
-        ]
 
     def _shown_to(self, request: HttpRequest, model: type[Model]) -> Any:
         """Return the site's own page of a model; None if there is none, or the user may not see it."""

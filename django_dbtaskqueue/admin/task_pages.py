@@ -172,6 +172,7 @@ def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResp
 
 MAX_TIMELINE_ATTEMPTS = 50
 MAX_TIMELINE_MESSAGE = 300  # characters
+_text_of_queue = lru_cache(maxsize=1000)(lambda name: text_of(queue=name))
 Event = dict[str, Any]  # of a task, in the past or in the future
 
 
@@ -402,11 +403,6 @@ def _failure(row: Attempt, *, traces: bool) -> Event:
     if row.start_time:
         event["took"] = _("after %(time)s") % {"time": format_duration(row.finish_time - row.start_time, rough=True)}
     return {**event, "trace": cells.box(row.traceback) if traces and row.traceback else ""}
-
-
-@lru_cache(maxsize=1000)
-def _text_of_queue(name: str) -> str:
-    return text_of(queue=name)
 
 
 def _waited(task: Any) -> timedelta | None:

@@ -5,7 +5,7 @@ answers. Times are compared with the database's clock. Nothing but ``id_range`` 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial, reduce
@@ -40,6 +40,7 @@ __all__ = ["TaskFilter"]
 LOOKUPS = {
     "=": "exact", "^": "startswith", "$": "endswith", "~": "contains", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte",
 }  # fmt: skip
+_any = partial(reduce, or_)
 LATER_OR_EARLIER = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 TEXTS, NUMBERS, TIMES = searched("text"), searched(*INTEGER_TYPES), searched("timestamptz")
 # What a checkout index can answer; the rest of the table is not read for it.
@@ -125,11 +126,6 @@ def _condition(term: Term, alias: str, model: type[AbstractTask]) -> Q:
     else:
         condition = _any(_time(TIMES[term.name], match, alias) for match in term.matches)
     return ~condition if term.negated else condition
-
-
-def _any(conditions: Iterable[Q]) -> Q:
-    found: Q = reduce(or_, conditions)
-    return found
 
 
 def _text(column: str, match: Match, alias: str) -> Q:
