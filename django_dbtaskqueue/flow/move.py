@@ -23,8 +23,8 @@ from django_dbtaskqueue.db.session import Row, Session, is_task_table
 from django_dbtaskqueue.flow import dependencies, selection, usage
 from django_dbtaskqueue.flow.dependencies import TaskKey, by_table
 from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
-from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, with_row_locks
-from django_dbtaskqueue.models import AbstractTask, Dependency
+from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, with_row_locks
+from django_dbtaskqueue.models import AbstractTask, Dependency, UsedReference
 
 ROWS_PER_PUT_BACK = 100  # rows in one statement of ``set_back``
 NOT_DUE_AFTER = ("cancel", "snooze", "delete")  # verbs after which no poller needs to look
@@ -191,19 +191,24 @@ def _change(
     changed, changes_groups = 0, verb in CHANGE_GROUPS
     with _regrouped(table, groups if changes_groups else {}):
         for start in range(0, len(ids), IDS_PER_STATEMENT):
-            batch = table.filter(pk__in=ids[start : start + IDS_PER_STATEMENT])
-            changed += _delete(batch) if target is None else _update(batch, verb, given)
+            some = ids[start : start + IDS_PER_STATEMENT]
+            batch = table.filter(pk__in=some)
+            changed += _delete(batch, some) if target is None else _update(batch, verb, given)
     if changed and changes_groups and verb not in NOT_DUE_AFTER:
         for queue in groups:
             notify.wake_after_commit(transaction.get_connection(table.db), queue)
     return changed
 
 
-def _delete(tasks: Tasks) -> int:
-    """Delete locked rows. What waits for one of them is told in this transaction."""
+def _delete(tasks: Tasks, ids: Sequence[int]) -> int:
+    """Delete locked rows, and free their references. What waits for one of them is told in this transaction."""
     if watched := list(tasks.filter(watched__isnull=False).values_list("pk", flat=True)):
         dependencies.tell_deleted(_session(tasks), watched)
-    return delete_and_count(tasks)
+    if UsedReference.objects.using(tasks.db).exists():
+        named = tasks.filter(reference__isnull=False)
+        for queue in named.order_by().values_list("queue", flat=True).distinct():
+            selection.free_references(tasks.db, queue, named.filter(queue=queue).values("reference"))
+    return selection.delete_locked(_session(tasks), ids)
 
 
 def _update(tasks: Tasks, verb: str, given: Mapping[str, Any] | None) -> int:

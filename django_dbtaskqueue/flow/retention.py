@@ -6,11 +6,9 @@ it does not wait and cannot deadlock. A task under a live lease is never touched
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any
 
 from django.db import connections, transaction
@@ -21,10 +19,9 @@ from django.db.models.lookups import LessThanOrEqual
 from django_dbtaskqueue import models
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.sql.pipeline import ABSENT_LOCATIONS_SQL, RESET_ABSENT_SQL, FinishEventStatements
-from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
-from django_dbtaskqueue.db.session import Session, statements_of
-from django_dbtaskqueue.flow.selection import Tasks, as_filterable, counts_of_batches, delete_steps, with_row_locks
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow.selection import Tasks, as_filterable, delete_locked, with_row_locks
 from django_dbtaskqueue.models.control import LEFT_BATCH, UNFINISHED
 
 ROWS_PER_BATCH = 1000
@@ -50,7 +47,7 @@ def housekeep(tasks: Tasks, *, older_than: timedelta, statuses: Iterable[str] = 
     while True:
         with session.atomic():
             rows = dict(with_row_locks(old.filter(pk__gt=after)).values_list("pk", "watched")[:ROWS_PER_BATCH])
-            total += _delete_locked(session, sorted(rows.keys() - still_needed(session, rows)), to)
+            total += _remove(session, sorted(rows.keys() - still_needed(session, rows)), to)
         if len(rows) < ROWS_PER_BATCH:
             return total
         after = max(rows)
@@ -58,9 +55,9 @@ def housekeep(tasks: Tasks, *, older_than: timedelta, statuses: Iterable[str] = 
 
 def still_needed(session: Session, watched: Mapping[int, bool | None]) -> set[int]:
     """Return those of locked tasks whose end is not told yet, or that a task waits for; ``watched`` by id."""
-    sql, reported = _sql(session.model, session.connection.vendor), [pk for pk in watched if watched[pk] is not None]
+    reported = [pk for pk in watched if watched[pk] is not None]
     selected = {"ids": session.sql.dialect.array(reported), "location": session.location}
-    needed = {pk for (pk,) in session.run(sql.needed, selected)} if reported else set()
+    needed = {pk for (pk,) in session.run(session.sql.needed, selected)} if reported else set()
     return needed | {pk for pk, one in watched.items() if one}
 
 
@@ -69,19 +66,10 @@ def finished_before(age: timedelta) -> Q:
     return Q(LessThanOrEqual(Coalesce("finish_time", "last_update_time"), Now() - age))
 
 
-def _delete_locked(session: Session, ids: list[int], to: str) -> int:
-    if not ids:
-        return 0
-    sql, selected = _sql(session.model, session.connection.vendor), {"ids": session.sql.dialect.array(ids)}
-    if to == "history":
-        session.run(sql.keep, {**selected, "location": session.location})
-    else:
-        session.run(sql.count, selected)
-    delete_steps(session.model, session.connection.alias, ids)
-    gone = session.run(sql.delete, selected)
-    left = counts_of_batches(Counter((queue, batch, status) for _id, queue, batch, status in gone))
-    models.MinuteCount.objects.using(session.connection.alias).bulk_create(left)
-    return len(gone)
+def _remove(session: Session, ids: list[int], to: str) -> int:
+    if ids and to == "history":
+        session.run(session.sql.keep, {"ids": session.sql.dialect.array(ids), "location": session.location})
+    return delete_locked(session, ids, counted=to == "delete") if ids else 0
 
 
 # -- all tasks of a queue and status, by the settings ------------------------------------------------------------------
@@ -104,9 +92,8 @@ def housekeep_batch(session: Session, cursor: RetentionCursor, *, older_than: ti
     """
     if cursor.status not in FINISHED:
         raise ValueError(f"Tasks in {cursor.status} are not finished; only {', '.join(FINISHED)} age out.")
-    sql = _sql(session.model, session.connection.vendor)
     params = {"queue_name": cursor.queue, "status": cursor.status, "after": cursor.after, "limit": ROWS_PER_BATCH}
-    seen, seconds = session.run(sql.finished, params), older_than.total_seconds()
+    seen, seconds = session.run(session.sql.finished, params), older_than.total_seconds()
     cursor.at_end = len(seen) < ROWS_PER_BATCH or seen[-1][2] < seconds
     cursor.after = 0 if cursor.at_end else seen[-1][0]
     old = [number for number, ended, _ in seen if ended >= seconds]
@@ -114,8 +101,8 @@ def housekeep_batch(session: Session, cursor: RetentionCursor, *, older_than: ti
         return 0
     with session.atomic():
         selected = {"ids": session.sql.dialect.array(old), "status": cursor.status}
-        locked: dict[int, bool | None] = dict(session.run(sql.lock, selected))
-        return _delete_locked(session, sorted(locked.keys() - still_needed(session, locked)), to)
+        locked: dict[int, bool | None] = dict(session.run(session.sql.lock_finished, selected))
+        return _remove(session, sorted(locked.keys() - still_needed(session, locked)), to)
 
 
 # -- steps and signals whose task has left the table by a settle or a job ----------------------------------------------
@@ -144,15 +131,14 @@ def delete_left_steps(session: Session, after: int) -> int:
 
 def delete_history(session: Session, *, older_than: timedelta, table: str = "") -> int:
     """Delete and count a batch of rows (of the partition ``table``) that have been in the history for so long."""
-    sql = _sql(session.model, session.connection.vendor)
     name = session.connection.ops.quote_name(table or models.TaskHistory._meta.db_table)
     with session.atomic():
         params = {"age": -older_than.total_seconds(), "limit": ROWS_PER_BATCH}
-        ids = [row[0] for row in session.run(sql.old_history.format(table=name), params)]
+        ids = [row[0] for row in session.run(session.sql.old_history.format(table=name), params)]
         if not ids:
             return 0
         selected = {"ids": session.sql.dialect.array(ids)}
-        count, delete = sql.delete_history
+        count, delete = session.sql.delete_history
         session.run(count.format(table=name), selected)
         return len(session.run(delete.format(table=name), selected))
 
@@ -162,12 +148,12 @@ def delete_month(session: Session, table: str) -> int:
 
     Waits at most a second while the table is in use, and then raises ``OperationalError``. Needs the table's owner.
     """
-    sql, name = _sql(session.model, session.connection.vendor), session.connection.ops.quote_name(table)
+    name = session.connection.ops.quote_name(table)
     with session.atomic():
         session.run("SELECT set_config('lock_timeout', '1s', true)", {})
         session.run(f"LOCK TABLE {name} IN SHARE MODE", {})  # its count stays the same until it is dropped
         number = int(session.run(f"SELECT count(*) FROM {name}", {})[0][0])  # noqa: S608 -- the name of a partition
-        session.run(sql.count_all.format(table=name), {})
+        session.run(session.sql.count_all.format(table=name), {})
         session.run(f"DROP TABLE {name}", {})
     return number
 
@@ -245,11 +231,4 @@ def _delete(rows: QuerySet[Any], old: Q, first: QuerySet[Any] | None = None) -> 
 
 def expired(session: Session, queue: str) -> list[int]:
     """Return the ids of some tasks of a queue that wait and are past their time to live."""
-    sql = _sql(session.model, session.connection.vendor)
-    return [row[0] for row in session.run(sql.expired, {"queue_name": queue, "limit": ROWS_PER_BATCH})]
-
-
-@lru_cache(maxsize=256)
-def _sql(model: type[models.AbstractTask], vendor: str) -> RetentionStatements:
-    known = statements_of(model, vendor)
-    return RetentionStatements(known.tables, known.dialect)
+    return [row[0] for row in session.run(session.sql.expired, {"queue_name": queue, "limit": ROWS_PER_BATCH})]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import transaction
-from django.db.models import Count, F, QuerySet
+from django.db.models import F, QuerySet
 
 from django_dbtaskqueue.core.states import COMPLETED, TERMINAL
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, MinuteCount, Schedule, Step, UsedReference
 from django_dbtaskqueue.models.control import DELETION, LEFT_BATCH
 from django_dbtaskqueue.models.tasks import RECEIVED, SENT
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.db.session import Session
 
 Tasks = QuerySet[AbstractTask]
 Rows = TypeVar("Rows", bound=QuerySet[Any])
@@ -75,28 +78,19 @@ def lock_first(rows: QuerySet[M]) -> M | None:
     return rows.first() if rows.update(note=F("note")) else None  # first a write: SQLite locks by it
 
 
-def delete_and_count(tasks: Tasks) -> int:
-    """Delete rows this transaction has locked, and count them per queue in the same transaction."""
-    if UsedReference.objects.using(tasks.db).exists():
-        named = tasks.order_by().filter(reference__isnull=False)
-        for queue in named.values_list("queue", flat=True).distinct():
-            free_references(tasks.db, queue, named.filter(queue=queue).values("reference"))
-    delete_steps(tasks.model, tasks.db, tasks.order_by().values("pk"))
-    numbers = tasks.order_by().values_list("queue", "batch", "status").annotate(number=Count("pk"))
-    left = Counter({(queue, batch, status): number for queue, batch, status, number in numbers})
-    deleted = Counter(queue for queue, _batch, _status in left.elements())
-    counts = [MinuteCount(kind=DELETION, queue=queue, count=number) for queue, number in deleted.items()]
-    MinuteCount.objects.using(tasks.db).bulk_create([*counts, *counts_of_batches(left)])
-    return int(tasks._raw_delete(tasks.db) or 0)  # None where Django sees that nothing can match
-
-
-def counts_of_batches(left: Mapping[tuple[str, int | None, str], int]) -> list[MinuteCount]:
-    """Return the counts of tasks that leave their batches without having completed, by queue, batch and status."""
-    return [
-        MinuteCount(kind=f"{LEFT_BATCH}{batch}", queue=queue, name=end if end in TERMINAL else "DELETED", count=number)
-        for (queue, batch, end), number in left.items()
-        if batch is not None and end != COMPLETED
-    ]
+def delete_locked(session: Session, ids: Sequence[int], *, counted: bool = True) -> int:
+    """Delete locked tasks and their steps. Count them, or only those that leave a batch uncompleted."""
+    alias = session.connection.alias
+    delete_steps(session.model, alias, ids)
+    gone = session.run(session.sql.delete_chosen, {"ids": session.sql.dialect.array(ids)})
+    counts = Counter((DELETION, queue, "") for queue, *_ in gone if counted)
+    for queue, batch, end in gone:
+        if batch is not None and end != COMPLETED:
+            counts[f"{LEFT_BATCH}{batch}", queue, end if end in TERMINAL else "DELETED"] += 1
+    MinuteCount.objects.using(alias).bulk_create(
+        MinuteCount(kind=kind, queue=queue, name=name, count=number) for (kind, queue, name), number in counts.items()
+    )
+    return len(gone)
 
 
 def delete_steps(model: type[AbstractTask], alias: str, ids: Iterable[Any]) -> None:

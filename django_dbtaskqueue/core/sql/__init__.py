@@ -11,6 +11,7 @@ from django_dbtaskqueue.core.sql.checkout import CheckoutStatements
 from django_dbtaskqueue.core.sql.dependencies import DependencyStatements, StepStatements
 from django_dbtaskqueue.core.sql.enqueue import EnqueueStatements
 from django_dbtaskqueue.core.sql.groups import GroupStatements, LimitStatements
+from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.sql.settle import SettleStatements
 
 
@@ -22,6 +23,7 @@ class Statements(
     SettleStatements,
     DependencyStatements,
     StepStatements,
+    RetentionStatements,
 ):
     """The statements of all groups."""
 

@@ -25,7 +25,7 @@ class RetentionStatements(Group):
     )
     # Lock those of the given tasks that are still finished as they were and that are told to have ended. Returns (id,
     # watched); not NULL: a task may wait for another end of it (``needed``).
-    lock = template(
+    lock_finished = template(
         "SELECT t.id, t.watched FROM {task} AS t WHERE t.id IN ({each:ids}) AND t.final_status = %(status)s"
         " AND t.status IN ({_sources:housekeep}) AND (t.watched IS NULL OR NOT t.watched) ORDER BY t.id {skipping}"
     )
@@ -49,9 +49,9 @@ class RetentionStatements(Group):
         f" SELECT %(location)s, t.id, {', '.join(f't.{column.db}' for column in HISTORY_COLUMNS)}"
         " FROM {task} AS t WHERE t.id IN ({each:ids})"
     )
-    count = template("{_counting:{task} AS t WHERE t.id IN ({_ids})|t.queue_name}")
-    note = template("{_noting:{task} AS t WHERE t.id IN ({_ids})}")
-    delete = template("DELETE FROM {task} WHERE id IN ({each:ids}) RETURNING id, queue_name, batch, status")
+    count_chosen = template("{_counting:{task} AS t WHERE t.id IN ({_ids})|t.queue_name}")
+    note_chosen = template("{_noting:{task} AS t WHERE t.id IN ({_ids})}")
+    delete_chosen = template("DELETE FROM {task} WHERE id IN ({each:ids}) RETURNING queue_name, batch, status")
     # Some rows of a table of the history that moved there long ago; locks them.
     old_history = template(
         "SELECT id FROM {{table}} AS t WHERE moved_time <= {later:%(age)s} ORDER BY id LIMIT %(limit)s {skipping}"

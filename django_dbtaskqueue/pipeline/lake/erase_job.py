@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyarrow.fs import FileSelector
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
-from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
+from django_dbtaskqueue.core.sql.retention import EraseStatements
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
 from django_dbtaskqueue.pipeline.lake import PARTITION, DataFile, Lake, task_ids, writing
 from django_dbtaskqueue.pipeline.lake.archive_jobs import some_of
@@ -122,7 +122,7 @@ class Erasure:
         self.context, self.lake, self.references = context, lake, references
         self.database, self.link, queues = batches.database, batches.link, context.options["queue"]
         tables, dialect = self.database.tables, self.database.dialect
-        self.sql, self.retention = EraseStatements(tables, dialect), RetentionStatements(tables, dialect)
+        self.sql, self.shared = EraseStatements(tables, dialect), self.database.sql
         self.params = {"references": dialect.array(references), "queues": dialect.array(queues), "every": not queues}
 
     def other_lakes(self) -> list[str]:
@@ -155,7 +155,7 @@ class Erasure:
         rows = self.link.run(self.sql.tasks, self.params)
         watched = [task_id for _, task_id, _status, is_watched in rows if is_watched is not None]
         of = {"location": self.database.location, "ids": self.database.dialect.array(watched)}
-        needed = {task_id for (task_id,) in self.link.run(self.retention.needed, of)} if watched else set()
+        needed = {task_id for (task_id,) in self.link.run(self.shared.needed, of)} if watched else set()
         return [(name, one, status, not is_watched and one not in needed) for name, one, status, is_watched in rows]
 
     def _files(self, table: str, found: Found) -> Iterator[tuple[DataFile, pa.Table]]:
@@ -232,7 +232,7 @@ class Erasure:
         ids = {"ids": self.database.dialect.array([task_id for _, task_id, _status, _free in before.hot])}
         for _count, remove in self.sql.about.values():
             self.link.run(remove, self._rows(before))
-        for statement in (self.retention.count, self.retention.note, self.retention.delete):
+        for statement in (self.shared.count_chosen, self.shared.note_chosen, self.shared.delete_chosen):
             self.link.run(statement, ids)
         for statement in (self.sql.count_history, self.sql.delete_history, self.sql.delete_used_references):
             self.link.run(statement, self.params)

@@ -30,7 +30,6 @@ from pyspark.sql import DataFrame
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ARCHIVES, ATTEMPT_KEYS, CREATE_BATCH, OPEN_BATCHES, TASK_KEYS, older
-from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.pipeline.database import Database, Link, Params
 from django_dbtaskqueue.pipeline.lake import PARTITION, ROW_TABLES, DataFile, Lake, conformed, of_each, writing
 from django_dbtaskqueue.pipeline.source import ATTEMPTS, Selection, Slice, arrow_schema, task_attempt_id
@@ -114,7 +113,7 @@ class Batches:
 
     def unwatch(self) -> None:
         """Let the archive take failed tasks that others waited for, where an operator let these others go."""
-        sql, array = RetentionStatements(self.database.tables, self.database.dialect), self.sql.dialect.array
+        sql, array = self.database.sql, self.sql.dialect.array
         with self.link.transaction():
             reported = {row[0] for row in self._run(sql.lock_reported)}
             asked = {"location": self.database.location, "ids": array(sorted(reported))}

@@ -12,7 +12,7 @@ from typing import Any
 from django_dbtaskqueue.core.sql import Statements, pipeline
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Group, Tables
 from django_dbtaskqueue.core.sql.pipeline import ArchiveOfHistory, ArchiveStatements, StagingStatements
-from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
+from django_dbtaskqueue.core.sql.retention import EraseStatements
 from django_dbtaskqueue.core.sql.stats import StatsStatements
 from tests.core.statements.layout import laid_out
 
@@ -60,7 +60,7 @@ def statements_of(vendor: str) -> dict[str, str]:
     dialect = DIALECTS[vendor]
     found = Statements(TABLES, dialect)
     named: dict[str, str] = {}
-    before, after = (RetentionStatements, StatsStatements), (ArchiveStatements, EraseStatements)
+    before, after = (StatsStatements,), (ArchiveStatements, EraseStatements)
     staging = StagingStatements(TABLES, dialect, TABLE)
     first, last = ([kind(TABLES, dialect) for kind in kinds] for kinds in (before, after))
     for group in (found, *first, staging, *last):

@@ -369,6 +369,21 @@ RETURNING id, watched;
 COPY "dbtaskqueue_task" (queue_name, payload, reference_number, id)
 FROM STDIN;
 
+-- Statements.count_all
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', queue_name, count(*)
+FROM {table}
+GROUP BY queue_name;
+
+-- Statements.count_chosen
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', t.queue_name, count(*)
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+GROUP BY t.queue_name;
+
 -- Statements.count_deleted
 INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
 SELECT 'deletion', x.q, count(*)
@@ -437,6 +452,14 @@ AND t.status IN ('CREATED', 'PROCESSING')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING queue_name, group_key;
 
+-- Statements.delete_chosen
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+RETURNING queue_name, batch, status;
+
 -- Statements.delete_counted
 WITH gone AS (
     DELETE
@@ -471,6 +494,23 @@ WITH gone AS (
 )
 SELECT id, watched
 FROM gone;
+
+-- Statements.delete_history [1]
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', queue_name, count(*)
+FROM {table}
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+GROUP BY queue_name;
+
+-- Statements.delete_history [2]
+DELETE
+FROM {table}
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+RETURNING id;
 
 -- Statements.delete_settled
 DELETE
@@ -547,11 +587,37 @@ ORDER BY t.priority, t.ready_time, t.id
 LIMIT %(limit)s
 FOR NO KEY UPDATE OF t SKIP LOCKED;
 
+-- Statements.expired
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND status = 'CREATED'
+AND expire_time <= statement_timestamp()
+AND ready_time IS NOT NULL
+UNION ALL
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND status = 'CREATED'
+AND expire_time <= statement_timestamp()
+AND parked_by IS NOT NULL
+LIMIT %(limit)s;
+
 -- Statements.find
 SELECT id, reference_number, status, group_key
 FROM "dbtaskqueue_task"
 WHERE queue_name = %(queue_name)s
 AND reference_number = ANY(%(references)s::text[]);
+
+-- Statements.finished
+SELECT id, extract(epoch FROM statement_timestamp() - coalesce(finish_time, last_update_time))::float8,
+    extract(epoch FROM statement_timestamp() - create_time)::float8
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND final_status = %(status)s
+AND id > %(after)s
+ORDER BY id
+LIMIT %(limit)s;
 
 -- Statements.first_ready
 SELECT id, total_attempt
@@ -1341,6 +1407,20 @@ WHERE id IN (
 )
 AND batch IS NULL;
 
+-- Statements.keep
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
+    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
+    context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
+    expire_time, start_time, finish_time)
+SELECT %(location)s, t.id, t.queue_name, t.reference_number, t.status, t.attempt, t.reenqueue_attempt,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, t.result, t.process_result,
+    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time, t.last_update_time,
+    t.lease_seconds, t.expire_time, t.start_time, t.finish_time
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
+
 -- Statements.leased_to
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
@@ -1410,6 +1490,18 @@ AND t.final_status IS NOT NULL
 ORDER BY t.id
 FOR NO KEY UPDATE OF t;
 
+-- Statements.lock_finished
+SELECT t.id, t.watched
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND t.final_status = %(status)s
+AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+AND (t.watched IS NULL OR NOT t.watched)
+ORDER BY t.id
+FOR NO KEY UPDATE OF t SKIP LOCKED;
+
 -- Statements.lock_found
 SELECT id, reference_number, status, group_key
 FROM "dbtaskqueue_task"
@@ -1466,6 +1558,14 @@ AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 ORDER BY id
 FOR NO KEY UPDATE OF t;
 
+-- Statements.lock_reported
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+WHERE NOT t.watched
+AND t.final_status IN ('COMPLETED', 'ERROR', 'POISON')
+ORDER BY t.id
+FOR NO KEY UPDATE OF t SKIP LOCKED;
+
 -- Statements.make_queue
 INSERT INTO "dbtaskqueue_queue" (name)
 VALUES (%(queue_name)s)
@@ -1517,6 +1617,18 @@ AND task_id IN (
     SELECT unnest(%(ids)s::bigint[])
 );
 
+-- Statements.needed
+SELECT DISTINCT d.parent_id
+FROM "dbtaskqueue_dependency" AS d
+JOIN "dbtaskqueue_hold" AS h
+ON h.location = d.child_location
+AND h.task_id = d.child_id
+WHERE d.parent_location = %(location)s
+AND d.parent_id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND d.outcome IS NULL;
+
 -- Statements.next_due
 SELECT x.queue_name, extract(epoch FROM min(x.ready_time) - statement_timestamp())::float8
 FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS l(q, p)
@@ -1545,6 +1657,25 @@ FROM "dbtaskqueue_task" AS t
 WHERE t.id = %(task_id)s
 AND t.total_attempt = %(token)s
 AND t.status IN ('PROCESSING');
+
+-- Statements.note_chosen
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
+SELECT 'batch_' || batch, queue_name, status, count(*)
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND batch IS NOT NULL
+AND status <> 'COMPLETED'
+GROUP BY batch, queue_name, status;
+
+-- Statements.old_history
+SELECT id
+FROM {table} AS t
+WHERE moved_time <= statement_timestamp() + %(age)s * interval '1 second'
+ORDER BY id
+LIMIT %(limit)s
+FOR NO KEY UPDATE OF t SKIP LOCKED;
 
 -- Statements.open_edges
 SELECT t.id, t.parent_id, t.child_location, t.child_id
@@ -2066,6 +2197,13 @@ AND parked_by::text LIKE 'no handler%%'
 AND (payload_type IS NULL AND %(untyped)s OR payload_type = ANY(%(types)s::text[]))
 RETURNING id, group_key;
 
+-- Statements.unwatch
+UPDATE "dbtaskqueue_task"
+SET watched = NULL
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
+
 -- Statements.waited_for
 SELECT DISTINCT child_id
 FROM "dbtaskqueue_dependency"
@@ -2142,144 +2280,6 @@ AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id, watched
 AND final_status IS NOT NULL;
-
--- RetentionStatements.count
-INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
-SELECT 'deletion', t.queue_name, count(*)
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT unnest(%(ids)s::bigint[])
-)
-GROUP BY t.queue_name;
-
--- RetentionStatements.count_all
-INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
-SELECT 'deletion', queue_name, count(*)
-FROM {table}
-GROUP BY queue_name;
-
--- RetentionStatements.delete
-DELETE
-FROM "dbtaskqueue_task"
-WHERE id IN (
-    SELECT unnest(%(ids)s::bigint[])
-)
-RETURNING id, queue_name, batch, status;
-
--- RetentionStatements.delete_history [1]
-INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
-SELECT 'deletion', queue_name, count(*)
-FROM {table}
-WHERE id IN (
-    SELECT unnest(%(ids)s::bigint[])
-)
-GROUP BY queue_name;
-
--- RetentionStatements.delete_history [2]
-DELETE
-FROM {table}
-WHERE id IN (
-    SELECT unnest(%(ids)s::bigint[])
-)
-RETURNING id;
-
--- RetentionStatements.expired
-SELECT id
-FROM "dbtaskqueue_task"
-WHERE queue_name = %(queue_name)s
-AND status = 'CREATED'
-AND expire_time <= statement_timestamp()
-AND ready_time IS NOT NULL
-UNION ALL
-SELECT id
-FROM "dbtaskqueue_task"
-WHERE queue_name = %(queue_name)s
-AND status = 'CREATED'
-AND expire_time <= statement_timestamp()
-AND parked_by IS NOT NULL
-LIMIT %(limit)s;
-
--- RetentionStatements.finished
-SELECT id, extract(epoch FROM statement_timestamp() - coalesce(finish_time, last_update_time))::float8,
-    extract(epoch FROM statement_timestamp() - create_time)::float8
-FROM "dbtaskqueue_task"
-WHERE queue_name = %(queue_name)s
-AND final_status = %(status)s
-AND id > %(after)s
-ORDER BY id
-LIMIT %(limit)s;
-
--- RetentionStatements.keep
-INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
-    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
-    context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
-    expire_time, start_time, finish_time)
-SELECT %(location)s, t.id, t.queue_name, t.reference_number, t.status, t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, t.result, t.process_result,
-    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time, t.last_update_time,
-    t.lease_seconds, t.expire_time, t.start_time, t.finish_time
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT unnest(%(ids)s::bigint[])
-);
-
--- RetentionStatements.lock
-SELECT t.id, t.watched
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT unnest(%(ids)s::bigint[])
-)
-AND t.final_status = %(status)s
-AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
-AND (t.watched IS NULL OR NOT t.watched)
-ORDER BY t.id
-FOR NO KEY UPDATE OF t SKIP LOCKED;
-
--- RetentionStatements.lock_reported
-SELECT t.id
-FROM "dbtaskqueue_task" AS t
-WHERE NOT t.watched
-AND t.final_status IN ('COMPLETED', 'ERROR', 'POISON')
-ORDER BY t.id
-FOR NO KEY UPDATE OF t SKIP LOCKED;
-
--- RetentionStatements.needed
-SELECT DISTINCT d.parent_id
-FROM "dbtaskqueue_dependency" AS d
-JOIN "dbtaskqueue_hold" AS h
-ON h.location = d.child_location
-AND h.task_id = d.child_id
-WHERE d.parent_location = %(location)s
-AND d.parent_id IN (
-    SELECT unnest(%(ids)s::bigint[])
-)
-AND d.outcome IS NULL;
-
--- RetentionStatements.note
-INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
-SELECT 'batch_' || batch, queue_name, status, count(*)
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT unnest(%(ids)s::bigint[])
-)
-AND batch IS NOT NULL
-AND status <> 'COMPLETED'
-GROUP BY batch, queue_name, status;
-
--- RetentionStatements.old_history
-SELECT id
-FROM {table} AS t
-WHERE moved_time <= statement_timestamp() + %(age)s * interval '1 second'
-ORDER BY id
-LIMIT %(limit)s
-FOR NO KEY UPDATE OF t SKIP LOCKED;
-
--- RetentionStatements.unwatch
-UPDATE "dbtaskqueue_task"
-SET watched = NULL
-WHERE id IN (
-    SELECT unnest(%(ids)s::bigint[])
-);
 
 -- StatsStatements.counts
 SELECT q.n, l.ready, l.leased, (
