@@ -270,6 +270,22 @@ AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id, watched;
 
+-- Statements.count_all
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', queue_name, count(*)
+FROM {table}
+GROUP BY queue_name;
+
+-- Statements.count_chosen
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', t.queue_name, count(*)
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+GROUP BY t.queue_name;
+
 -- Statements.count_deleted
 INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
 SELECT 'deletion', x.q, count(*)
@@ -319,6 +335,15 @@ AND t.status IN ('CREATED', 'PROCESSING')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING queue_name, group_key;
 
+-- Statements.delete_chosen
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+RETURNING queue_name, batch, status;
+
 -- Statements.delete_counted
 WITH gone AS (
     DELETE
@@ -343,6 +368,25 @@ WITH gone AS (
 )
 SELECT id, watched
 FROM gone;
+
+-- Statements.delete_history [1]
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', queue_name, count(*)
+FROM {table}
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+GROUP BY queue_name;
+
+-- Statements.delete_history [2]
+DELETE
+FROM {table}
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+RETURNING id;
 
 -- Statements.delete_settled
 DELETE
@@ -413,6 +457,22 @@ AND t.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 ORDER BY t.priority, t.ready_time, t.id
 LIMIT %(limit)s;
 
+-- Statements.expired
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND status = 'CREATED'
+AND expire_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND ready_time IS NOT NULL
+UNION ALL
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND status = 'CREATED'
+AND expire_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND parked_by IS NOT NULL
+LIMIT %(limit)s;
+
 -- Statements.find
 SELECT id, reference_number, status, group_key
 FROM "dbtaskqueue_task"
@@ -421,6 +481,17 @@ AND reference_number IN (
     SELECT value
     FROM json_each(%(references)s)
 );
+
+-- Statements.finished
+SELECT id, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(coalesce(finish_time,
+    last_update_time))) * 86400.0, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
+    julianday(create_time)) * 86400.0
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND final_status = %(status)s
+AND id > %(after)s
+ORDER BY id
+LIMIT %(limit)s;
 
 -- Statements.first_ready
 SELECT id, total_attempt
@@ -953,6 +1024,21 @@ WHERE id IN (
 )
 AND batch IS NULL;
 
+-- Statements.keep
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
+    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
+    context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
+    expire_time, start_time, finish_time)
+SELECT %(location)s, t.id, t.queue_name, t.reference_number, t.status, t.attempt, t.reenqueue_attempt,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, t.result, t.process_result,
+    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time, t.last_update_time,
+    t.lease_seconds, t.expire_time, t.start_time, t.finish_time
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
+
 -- Statements.leased_to
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
@@ -1028,6 +1114,18 @@ AND t.watched
 AND t.final_status IS NOT NULL
 ORDER BY t.id;
 
+-- Statements.lock_finished
+SELECT t.id, t.watched
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND t.final_status = %(status)s
+AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+AND (t.watched IS NULL OR NOT t.watched)
+ORDER BY t.id;
+
 -- Statements.lock_found
 SELECT id, reference_number, status, group_key
 FROM "dbtaskqueue_task"
@@ -1086,6 +1184,13 @@ WHERE id IN (
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 ORDER BY id;
 
+-- Statements.lock_reported
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+WHERE NOT t.watched
+AND t.final_status IN ('COMPLETED', 'ERROR', 'POISON')
+ORDER BY t.id;
+
 -- Statements.make_queue
 INSERT INTO "dbtaskqueue_queue" (name)
 VALUES (%(queue_name)s)
@@ -1132,6 +1237,19 @@ AND task_id IN (
     FROM json_each(%(ids)s)
 );
 
+-- Statements.needed
+SELECT DISTINCT d.parent_id
+FROM "dbtaskqueue_dependency" AS d
+JOIN "dbtaskqueue_hold" AS h
+ON h.location = d.child_location
+AND h.task_id = d.child_id
+WHERE d.parent_location = %(location)s
+AND d.parent_id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND d.outcome IS NULL;
+
 -- Statements.next_due
 SELECT x.queue_name, (julianday(min(x.ready_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) *
     86400.0
@@ -1157,6 +1275,25 @@ FROM "dbtaskqueue_task" AS t
 WHERE t.id = %(task_id)s
 AND t.total_attempt = %(token)s
 AND t.status IN ('PROCESSING');
+
+-- Statements.note_chosen
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
+SELECT 'batch_' || batch, queue_name, status, count(*)
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND batch IS NOT NULL
+AND status <> 'COMPLETED'
+GROUP BY batch, queue_name, status;
+
+-- Statements.old_history
+SELECT id
+FROM {table} AS t
+WHERE moved_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(age)s))
+ORDER BY id
+LIMIT %(limit)s;
 
 -- Statements.open_edges
 SELECT t.id, t.parent_id, t.child_location, t.child_id
@@ -1554,6 +1691,14 @@ AND (payload_type IS NULL AND %(untyped)s OR payload_type IN (
 ))
 RETURNING id, group_key;
 
+-- Statements.unwatch
+UPDATE "dbtaskqueue_task"
+SET watched = NULL
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
+
 -- Statements.waited_for
 SELECT DISTINCT child_id
 FROM "dbtaskqueue_dependency"
@@ -1627,151 +1772,6 @@ AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id, watched
 AND final_status IS NOT NULL;
-
--- RetentionStatements.count
-INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
-SELECT 'deletion', t.queue_name, count(*)
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-)
-GROUP BY t.queue_name;
-
--- RetentionStatements.count_all
-INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
-SELECT 'deletion', queue_name, count(*)
-FROM {table}
-GROUP BY queue_name;
-
--- RetentionStatements.delete
-DELETE
-FROM "dbtaskqueue_task"
-WHERE id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-)
-RETURNING id, queue_name, batch, status;
-
--- RetentionStatements.delete_history [1]
-INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
-SELECT 'deletion', queue_name, count(*)
-FROM {table}
-WHERE id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-)
-GROUP BY queue_name;
-
--- RetentionStatements.delete_history [2]
-DELETE
-FROM {table}
-WHERE id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-)
-RETURNING id;
-
--- RetentionStatements.expired
-SELECT id
-FROM "dbtaskqueue_task"
-WHERE queue_name = %(queue_name)s
-AND status = 'CREATED'
-AND expire_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-AND ready_time IS NOT NULL
-UNION ALL
-SELECT id
-FROM "dbtaskqueue_task"
-WHERE queue_name = %(queue_name)s
-AND status = 'CREATED'
-AND expire_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-AND parked_by IS NOT NULL
-LIMIT %(limit)s;
-
--- RetentionStatements.finished
-SELECT id, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(coalesce(finish_time,
-    last_update_time))) * 86400.0, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
-    julianday(create_time)) * 86400.0
-FROM "dbtaskqueue_task"
-WHERE queue_name = %(queue_name)s
-AND final_status = %(status)s
-AND id > %(after)s
-ORDER BY id
-LIMIT %(limit)s;
-
--- RetentionStatements.keep
-INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
-    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
-    context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
-    expire_time, start_time, finish_time)
-SELECT %(location)s, t.id, t.queue_name, t.reference_number, t.status, t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, t.result, t.process_result,
-    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time, t.last_update_time,
-    t.lease_seconds, t.expire_time, t.start_time, t.finish_time
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-);
-
--- RetentionStatements.lock
-SELECT t.id, t.watched
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-)
-AND t.final_status = %(status)s
-AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
-AND (t.watched IS NULL OR NOT t.watched)
-ORDER BY t.id;
-
--- RetentionStatements.lock_reported
-SELECT t.id
-FROM "dbtaskqueue_task" AS t
-WHERE NOT t.watched
-AND t.final_status IN ('COMPLETED', 'ERROR', 'POISON')
-ORDER BY t.id;
-
--- RetentionStatements.needed
-SELECT DISTINCT d.parent_id
-FROM "dbtaskqueue_dependency" AS d
-JOIN "dbtaskqueue_hold" AS h
-ON h.location = d.child_location
-AND h.task_id = d.child_id
-WHERE d.parent_location = %(location)s
-AND d.parent_id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-)
-AND d.outcome IS NULL;
-
--- RetentionStatements.note
-INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
-SELECT 'batch_' || batch, queue_name, status, count(*)
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-)
-AND batch IS NOT NULL
-AND status <> 'COMPLETED'
-GROUP BY batch, queue_name, status;
-
--- RetentionStatements.old_history
-SELECT id
-FROM {table} AS t
-WHERE moved_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(age)s))
-ORDER BY id
-LIMIT %(limit)s;
-
--- RetentionStatements.unwatch
-UPDATE "dbtaskqueue_task"
-SET watched = NULL
-WHERE id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-);
 
 -- StatsStatements.counts_exact
 SELECT queue_name, status, parked_by IS NOT NULL, count(*), sum(CASE WHEN h.status = 'PROCESSING' AND
