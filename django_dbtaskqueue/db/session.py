@@ -410,18 +410,16 @@ def aliases_of(queue: str, using: str | None = None) -> tuple[str, ...]:
     return tuple(standbys.get().get(one, one) for one in shards) or (alias_for(queue, using),)
 
 
-def checked_alias(using: str) -> str:
-    """Return the database alias that a caller named; raise ``TaskQueueError`` if DATABASES has no such alias."""
-    if using not in [*connections]:
+def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:
+    """Return the database alias of ``queue``: the caller's choice, the queue's setting, or the site's router.
+
+    Raises ``TaskQueueError`` for an alias that DATABASES does not have.
+    """
+    if using is not None:
+        if using in [*connections]:
+            return using
         known = f"{near_match(str(using), connections)} There are {', '.join(connections)}."
         raise TaskQueueError(f"There is no database {using!r} in DATABASES.{known}")
-    return using
-
-
-def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:
-    """Return the database alias of ``queue``: the caller's choice, the queue's setting, or the site's router."""
-    if using is not None:
-        return checked_alias(using)
     settings = conf.default_settings(queue)
     alias = settings.database
     if alias == DEFAULT_DB_ALIAS:
