@@ -4,7 +4,7 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from django.conf import settings as django_settings
@@ -85,15 +85,15 @@ def read_result(result_id: object) -> compat.AnyResult:
             row[column.name] = session.time(row[column.name])
     path = row["payload_type"] or ""
     payload = _checked_payload(json_payload.loads(row["payload"] or "null"))
-    failed = [_Attempt(*attempt) for attempt in json.loads(row["attempts"] or "[]")]
-    starts = [row["start_time"], *(attempt.start_time and session.time(attempt.start_time) for attempt in failed)]
+    failed = json.loads(row["attempts"] or "[]")  # of each: error type, traceback, poller, start, total attempt
+    starts = [row["start_time"], *(start and session.time(start) for *_, start, _total in failed)]
     result = row["result"]
     return new_result(
         _task(path, row["queue"], row["priority"], payload), str(uuid.UUID(str(result_id))), payload,
         status=RESULT_STATUSES[row["status"]], value=None if result is None else json_payload.loads(result),
         enqueued_at=row["create_time"], started_at=min(filter(None, starts), default=None),
         last_attempted_at=row["start_time"], finished_at=row["finish_time"], worker_ids=_workers(row, failed),
-        errors=[task_error(one.error_type, one.traceback) for one in failed],
+        errors=[task_error(error_type, traceback) for error_type, traceback, *_ in failed],
     )  # fmt: skip
 
 
@@ -109,18 +109,10 @@ def task_error(error_type: str, traceback: str) -> compat.TaskError:
     return compat.TaskError(exception_class_path=error_type or TEXT_ERROR, traceback=traceback)
 
 
-class _Attempt(NamedTuple):
-    error_type: str
-    traceback: str
-    poller_instance: str | None
-    start_time: str | None
-    total_attempt: int
-
-
-def _workers(row: Mapping[str, Any], failed: list[_Attempt]) -> list[str]:
+def _workers(row: Mapping[str, Any], failed: Sequence[tuple[str, str, str | None, str, int]]) -> list[str]:
     """Return the poller of each charged attempt. An attempt whose process died has left no record of its poller."""
-    known = [attempt.poller_instance or UNKNOWN_WORKER for attempt in failed]
-    if row["poller_instance"] and row["total_attempt"] not in {attempt.total_attempt for attempt in failed}:
+    known = [poller or UNKNOWN_WORKER for _, _, poller, *_ in failed]
+    if row["poller_instance"] and row["total_attempt"] not in {total for *_, total in failed}:
         known.append(row["poller_instance"])
     return [UNKNOWN_WORKER] * (row["attempt"] - len(known)) + known
 
