@@ -86,22 +86,16 @@ class Changes:
 # -- a task ends -------------------------------------------------------------------------------------------------------
 
 
-def tell_after_commit(session: Session, ids: Collection[int], completed: Collection[int] = ()) -> None:
-    """Tell the ends of tasks once the current transaction commits. ``completed``: tasks whose rows are gone."""
-    gone = dict.fromkeys(completed, str(COMPLETED))
-    notify.on_commit(session.connection, partial(_quietly, partial(tell_ends, session, ids, gone), session))
+def after_commit(session: Session, tell: Callable[..., object], *ends: object) -> None:
+    """Call ``tell(session, *ends)``, which tells ends of tasks, once the current transaction commits."""
 
+    def quietly() -> None:
+        try:
+            tell(session, *ends)
+        except Exception as error:  # the next sweep of a poller tells it, or says why not
+            logger.debug("Ends of tasks in %s are told later: %s", session.location, error)
 
-def sweep_after_commit(session: Session) -> None:
-    """Tell all ends of tasks of one table that are not told once the current transaction commits."""
-    notify.on_commit(session.connection, partial(_quietly, partial(sweep, session), session))
-
-
-def _quietly(tell: Callable[[], object], session: Session) -> None:
-    try:
-        tell()
-    except Exception as error:  # the next sweep of a poller tells it, or says why not
-        logger.debug("Ends of tasks in %s are told later: %s", session.location, error)
+    notify.on_commit(session.connection, quietly)
 
 
 def tell_ends(session: Session, ids: Collection[int], gone: Mapping[int, str] | None = None) -> None:
@@ -295,7 +289,7 @@ def attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[Task
         enter_groups(session, changes)
     announce(session, changes)
     for location, watched in changes.watched.items():
-        tell_after_commit(at(session, location), watched)
+        after_commit(at(session, location), tell_ends, watched)
 
 
 def _attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> Changes:

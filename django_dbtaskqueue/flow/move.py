@@ -170,7 +170,7 @@ def wait_again(session: Session, ids: list[int]) -> None:
     parents = {TaskKey(*pair) for pair in edges.filter(child_id__in=held).values_list("parent_location", "parent_id")}
     for there, ended in by_table(session, (key for key in parents if is_task_table(key.location))):
         there.run(there.sql.ask_again, {"ids": ended})
-        dependencies.sweep_after_commit(there)
+        dependencies.after_commit(there, dependencies.sweep)
 
 
 def _change(
@@ -187,7 +187,7 @@ def _change(
         selection.void_signals(table.model, table.db, ids)
     _count(table, call or CALLS.get(verb, verb), rows)
     if target in TERMINAL:
-        dependencies.sweep_after_commit(_session(table))
+        dependencies.after_commit(_session(table), dependencies.sweep)
     changed, changes_groups = 0, verb in CHANGE_GROUPS
     with _regrouped(table, groups if changes_groups else {}):
         for start in range(0, len(ids), IDS_PER_STATEMENT):

@@ -21,6 +21,7 @@ from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Failed, Reenqueue, Release, Settlement
 from django_dbtaskqueue.core.sql import Statements
+from django_dbtaskqueue.core.states import COMPLETED
 from django_dbtaskqueue.db.liveness import is_about_data, sqlstate
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import dependencies, groups, usage
@@ -53,7 +54,8 @@ def settle(session: Session, pairs: Sequence[Decided]) -> set[int]:
     if watched:
         kinds = CompleteDelete if pairs[0][0].port.keep == "keep" else (Complete, CompleteDelete)
         gone = watched & {lease.id for lease, outcome in pairs if isinstance(outcome, kinds)}
-        dependencies.tell_after_commit(session, watched - gone, completed=gone)
+        completed = dict.fromkeys(gone, str(COMPLETED))
+        dependencies.after_commit(session, dependencies.tell_ends, watched - gone, completed)
     return settled
 
 
