@@ -211,8 +211,11 @@ class Chunks:
         self._items, self._read = iter(items), 0
         self._limits = conf.payload_limits()
         self._step = max(1, min(MAX_SLICE_ITEMS, MAX_SLICE_BYTES // conf.settings().payload_max_bytes))
-        alone = len(self.aliases) == 1 and self.rule is None
-        self._same = constants(self.queue, self.settings) if alone else None
+        self._same: Row | None = None  # what tasks share that are a reference and a payload; None: each is checked
+        if len(self.aliases) == 1 and self.rule is None:
+            with suppress(EnqueueError):
+                row = row_of(self.queue, NO_OPTIONS, self.settings)
+                self._same = row if row["ttl"] is None else None
 
     def __iter__(self) -> Iterator[dict[str, Batch]]:
         while slices := self._chunk():
@@ -353,15 +356,6 @@ def is_payload(item: Any) -> bool:
     """Whether an item of ``enqueue_many`` is a payload of its own class, also a ``NamedTuple`` with types."""
     kind, is_pair = type(item), getattr(item, "_fields", None) == ("reference", "payload")
     return not isinstance(item, Mapping) and not is_pair and (codecs.is_record(kind) or codecs.is_model(kind))
-
-
-def constants(queue: str, settings: QueueSettings) -> Row | None:
-    """Return what all tasks with only a reference and a payload share; None if they must be checked one by one."""
-    try:
-        row = row_of(queue, NO_OPTIONS, settings)
-    except EnqueueError:
-        return None
-    return None if row["ttl"] is not None else row
 
 
 def are_references(references: list[Any]) -> bool:
