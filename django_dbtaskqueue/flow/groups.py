@@ -411,11 +411,6 @@ def note_ended(alias: str, leases: Iterable[Lease]) -> None:
             memory.ended.extend(ended)
 
 
-def revivable_seconds(settings: QueueSettings) -> float:
-    """Return for how long after its end a lease may still be extended: half the time for which it counts."""
-    return ENDLESS_SECONDS if settings.max_running is None else settings.lease.total_seconds() / 2
-
-
 def _piece(task_id: int, token: int) -> str:
     return f"{task_id}:{token}"
 
@@ -451,7 +446,7 @@ def _drop(names: Names, ended: list[str]) -> int:
 def _leases(session: Session, known: set[str], lease: float) -> tuple[list[Fence], list[Fence]]:
     """Return which leases hold, and which ran out and may still be renewed or taken over.
 
-    One that ran out counts for one more ``lease`` at most: nobody can extend it then (``revivable_seconds``).
+    One that ran out counts for one more ``lease`` at most: nobody can extend it then (``Port.revivable``).
     """
     ids = ",".join([piece.partition(":")[0] for piece in known])
     ids = f"{{{ids}}}" if session.postgresql else f"[{ids}]"

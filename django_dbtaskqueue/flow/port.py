@@ -50,7 +50,8 @@ class SettlePort:
         self.retry = settings.retry if "retry" in overrides else None
         self.reenqueue = settings.reenqueue if "reenqueue" in overrides else None
         self.keep, self.group_retry = settings.keep, settings.group_retry
-        self.revivable = groups.revivable_seconds(settings)
+        half = settings.lease.total_seconds() / 2  # of the time for which a lease counts after its end
+        self.revivable = groups.ENDLESS_SECONDS if settings.max_running is None else half
         self.log_level, self.extra = logging.getLevelNamesMapping().get(settings.log_level or "", 0), settings.extra
 
     @property
