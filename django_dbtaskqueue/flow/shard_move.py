@@ -116,7 +116,6 @@ class ShardMove:
             self._move_from(source, limit)
 
     def _move_from(self, source: str, limit: int | None) -> None:
-        """Move the tasks of one database, in the order of their ids."""
         last, done = 0, set[str]()
         waiting = self.tasks(source).filter(status=CREATED).exclude(parked_by__startswith=MOVING)
         while limit is None or sum(self.report.moved.values()) < limit:

@@ -195,8 +195,6 @@ def _server(where: Address, probes: Probes) -> ThreadingHTTPServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD at four paths."""
-
     probes_of_port: Probes
     timeout = REQUEST_TIMEOUT_S
     server_version, sys_version = "django-dbtaskqueue", ""

@@ -289,7 +289,6 @@ class Supervisor:
 
 
 def _relay(log: IO[bytes], above: Callable[[str], object]) -> None:
-    """Pass on what a child logs, line by line."""
     with log:
         for line in log:
             above(line.decode(errors="replace").removesuffix("\n"))

@@ -238,7 +238,6 @@ class Executor:
             self._finish(Done(lease, Release(), 0.0), idle=True)
 
     def _put_first(self, jobs: list[Job]) -> None:
-        """Put jobs that the limiter admitted before all others."""
         self.todo.extendleft(reversed(jobs))
 
     def _is_late(self, run: Run) -> bool:
