@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import CharField, Exists, Model, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Cast, Coalesce, Concat, Now
 from django.db.models.lookups import LessThanOrEqual
@@ -218,13 +218,11 @@ def delete_unread_events(session: Session) -> int:
 def _delete(rows: QuerySet[Any], old: Q, first: QuerySet[Any] | None = None) -> int:
     """Delete those of the ``first`` rows, by default the oldest, that are old and that nobody has locked."""
     first = rows.order_by("pk") if first is None else first
-    ids, features = list(first.values_list("pk", flat=True)[:ROWS_PER_BATCH]), connections[rows.db].features
+    ids = list(first.values_list("pk", flat=True)[:ROWS_PER_BATCH])
     if not ids:  # mostly; on SQLite a transaction would lock the database
         return 0
     with transaction.atomic(using=rows.db):
-        leaving = rows.filter(old, pk__in=ids).order_by("pk")
-        if features.has_select_for_update_skip_locked:
-            leaving = leaving.select_for_update(skip_locked=True, of=("self",) * features.has_select_for_update_of)
+        leaving = with_row_locks(rows.filter(old, pk__in=ids))
         found = rows.filter(pk__in=list(leaving.values_list("pk", flat=True)))
         return found._raw_delete(rows.db) or 0  # None where Django sees that nothing can match
 
