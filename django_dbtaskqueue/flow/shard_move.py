@@ -244,7 +244,9 @@ class ShardMove:
         with transaction.atomic(using=alias):
             _begin(session)
             groups.lock(session, self.queue, keys)
-            rows = list(with_row_locks(_with_texts(marked), wait=True))
+            names = [one.name for one in _copied_fields(self.model) if isinstance(one, JSONField)]
+            texts = {f"{name}_text": Cast(name, TextField()) for name in names}
+            rows = list(with_row_locks(marked.defer(*names).annotate(**texts), wait=True))
             came = self._insert(alias, mark, rows)
             self.at_step("inserted")
             left = [row for row in rows if row.pk not in came]
@@ -370,11 +372,6 @@ def _texts(tasks: Tasks, column: str) -> list[str]:
 def _copied_fields(model: type[AbstractTask]) -> list[Field[object, object]]:
     fields = cast("list[Field[object, object]]", model._meta.concrete_fields)
     return [one for one in fields if not one.primary_key and not getattr(one, "generated", False)]
-
-
-def _with_texts(tasks: Tasks) -> Tasks:
-    names = [one.name for one in _copied_fields(tasks.model) if isinstance(one, JSONField)]
-    return tasks.defer(*names).annotate(**{f"{name}_text": Cast(name, TextField()) for name in names})
 
 
 def _ledger(target: str, *key: str) -> QuerySet[UsedReference]:
