@@ -134,9 +134,6 @@ class Outages:
 
     seen = 0
 
-    def report(self) -> None:
-        self.seen += 1
-
 
 outages = Outages()
 

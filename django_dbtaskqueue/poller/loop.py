@@ -223,7 +223,7 @@ class Poller:
 
     def _poll_failed(self, error: Exception) -> None:
         observe.of_poller("poll_failed", self, error=error)
-        liveness.outages.report()
+        liveness.outages.seen += 1
         with self._changing:  # both fetch threads notice it
             if self.state in ("STARTUP", "RUNNING"):
                 self.state = "WAITING"

@@ -217,7 +217,7 @@ def test_no_task_starts_after_its_lease_on_a_wire_that_is_silent(wire: Proxy, cl
         executor.submit([Job(first, processor)], fast=False)
         assert done().settlement == Complete()
         until(lambda: executor._idle)
-        liveness.outages.report()
+        liveness.outages.seen += 1
         wire.stall(on=True)
         # When it asks its connection for longer than the next task's lease, then another poller may have the task
         executor.submit([Job(second, processor)], fast=False)

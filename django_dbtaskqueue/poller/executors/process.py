@@ -105,7 +105,7 @@ class Server(Channel):
                 self._get_ready()
 
     def _get_ready(self) -> None:
-        liveness.outages.report()
+        liveness.outages.seen += 1
         check_connections()
         self._reply(0, None)
 

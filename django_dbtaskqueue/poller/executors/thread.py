@@ -119,7 +119,7 @@ def _spared(outcomes: Sequence[Outcome | Settlement | None]) -> tuple[list[Any],
     errors = [None if one is None else one.facts.error for one in outcomes]
     lost = [isinstance(error, OperationalError | InterfaceError) for error in errors]
     if any(lost):
-        liveness.outages.report()  # other threads may have such connections, too
+        liveness.outages.seen += 1  # other threads may have such connections, too
     return [Release() if dead else one for one, dead in zip(outcomes, lost, strict=True)], sum(lost)
 
 
