@@ -25,6 +25,7 @@ from django_dbtaskqueue.flow.dependencies import TaskKey, by_table
 from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, Dependency, UsedReference
+from django_dbtaskqueue.models.tasks import RECEIVED, SENT
 
 ROWS_PER_PUT_BACK = 100  # rows in one statement of ``set_back``
 NOT_DUE_AFTER = ("cancel", "snooze", "delete")  # verbs after which no poller needs to look
@@ -184,7 +185,8 @@ def _change(
     if verb == "move":
         groups = _with_entered(groups, given)
     elif verb == "edit":
-        selection.void_signals(table.model, table.db, ids)
+        # What was approved has changed, so the tasks wait again.
+        selection.delete_steps(table.model, table.db, ids, kind__in=(RECEIVED, SENT))
     _count(table, call or CALLS.get(verb, verb), rows)
     if target in TERMINAL:
         dependencies.after_commit(_session(table), dependencies.sweep)

@@ -12,7 +12,6 @@ from django.db.models import F, QuerySet
 from django_dbtaskqueue.core.states import COMPLETED, TERMINAL
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, MinuteCount, Schedule, Step, UsedReference
 from django_dbtaskqueue.models.control import DELETION, LEFT_BATCH
-from django_dbtaskqueue.models.tasks import RECEIVED, SENT
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.db.session import Session
@@ -93,18 +92,10 @@ def delete_locked(session: Session, ids: Sequence[int], *, counted: bool = True)
     return len(gone)
 
 
-def delete_steps(model: type[AbstractTask], alias: str, ids: Iterable[Any]) -> None:
-    """Delete the steps and signals of tasks that leave the table."""
-    _steps_of(model, alias, ids)._raw_delete(alias)
-
-
-def void_signals(model: type[AbstractTask], alias: str, ids: Iterable[int]) -> None:
-    """Take the signals back that tasks have got: what was approved has changed, so they wait again."""
-    _steps_of(model, alias, ids).filter(kind__in=(RECEIVED, SENT))._raw_delete(alias)
-
-
-def _steps_of(model: type[AbstractTask], alias: str, ids: Iterable[int]) -> QuerySet[Step]:
-    return Step._base_manager.using(alias).filter(location=model._meta.label_lower, task_id__in=ids)
+def delete_steps(model: type[AbstractTask], alias: str, ids: Iterable[int], **wanted: Iterable[str]) -> None:
+    """Delete the steps and signals of tasks, or the ``wanted`` ones of them."""
+    of_tasks = Step._base_manager.using(alias).filter(location=model._meta.label_lower, task_id__in=ids)
+    of_tasks.filter(**wanted)._raw_delete(alias)
 
 
 def free_references(alias: str, queue: str, references: Any) -> int:
