@@ -253,13 +253,18 @@ class Chunks:
         if self._same is None or (columns := _columns(items)) is None or not are_references(columns[0]):
             return None
         references, values = columns
-        try:
-            payload_type, plain = _encoded(values)
-            if payload_type is not None:
-                codecs.refuse_namesake(self.queue, payload_type, type(values[0]))
-        except PayloadError:
-            return None
-        written = dumps_many(plain, limits=self._limits)
+        payload_type: str | None = None
+        if not (kinds := set(map(type, values))) <= codecs.JSON_TYPES:
+            if len(kinds) > 1:
+                return None
+            try:
+                names, encoded = zip(*map(codecs.encode, values), strict=True)
+                if (payload_type := names[0]) is not None:
+                    codecs.refuse_namesake(self.queue, payload_type, *kinds)
+            except PayloadError:
+                return None
+            values = list(encoded)
+        written = dumps_many(values, limits=self._limits)
         if written is None:
             return None
         return UniformRows(references, written, {**self._same, "payload_type": payload_type})
@@ -307,17 +312,6 @@ def _columns(items: list[Any]) -> tuple[list[str | None], list[Any]] | None:
     elif len(kinds) == 1 and is_payload(items[0]):
         return [None] * len(items), items
     return None
-
-
-def _encoded(values: list[Any]) -> tuple[str | None, list[Any]]:
-    """Return the type's name and the JSON-ready values of payloads that are all plain, or all of one class."""
-    kinds = set(map(type, values))
-    if kinds <= codecs.JSON_TYPES:
-        return None, values
-    if len(kinds) > 1:
-        raise PayloadError("payloads of several classes are looked at one by one")
-    names, plain = zip(*map(codecs.encode, values), strict=True)
-    return names[0], list(plain)
 
 
 def _size(some: Sliced) -> int:
