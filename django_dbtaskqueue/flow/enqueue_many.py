@@ -168,7 +168,6 @@ def _insert(insert: Insert, session: Session, share: Batch, rule: UniqueRule | N
 def _counted(
     insert: Insert, session: Session, share: Batch, written: Written, rule: UniqueRule | None = None
 ) -> Counter[str]:
-    """Count items: each is enqueued, ignored, replaced, or an error."""
     on_duplicate = insert.how.on_duplicate if rule is None else rule.on_duplicate
     rest = len(share) - written.new
     if on_duplicate == "ignore" or not rest:

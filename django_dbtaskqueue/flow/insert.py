@@ -255,7 +255,10 @@ class Insert:
         else:
             write = WRITE_TIMED if timed else WRITE
             items = [write(row, time) for row in rows]  # payloads are JSON text already
-            params["rows"] = f"[{','.join(placement.with_own_values(session, rows, items) if own else items)}]"
+            if own:
+                members = (row.get(placement.OWN_MEMBERS) or placement.own_members(session, row) for row in rows)
+                items = [f"{text[:-1]},{more}" for text, more in zip(items, members, strict=True)]
+            params["rows"] = f"[{','.join(items)}]"
         params["number"] = groups.heads_of(session, self.queue) if grouped else 1
         run = session.repeat if self.one else session.run
         written = Written.of(session, run(sql, params), whole=whole)

@@ -324,9 +324,3 @@ def without_orphans(session: Session, rows: list[Row], reject: Callable[[Row, st
                     reject(row, f"columns: {name}={short_repr(key)}: there is no such {model._meta.label}.")
             rows = [row for row, key in zip(rows, keys, strict=True) if key in known]
     return rows
-
-
-def with_own_values(session: Session, rows: Sequence[Row], written: list[str]) -> list[str]:
-    """Add the values of own columns to rows that are written as JSON objects."""
-    values = (row.get(OWN_MEMBERS) or own_members(session, row) for row in rows)
-    return [f"{text[:-1]},{own}" for text, own in zip(written, values, strict=True)]
