@@ -280,7 +280,7 @@ QUERIES_OF_ITS_OWN = [
     *(("reprocess", Status.ERROR, 4), ("mark_poison", Status.ERROR, 4), ("unpoison", Status.POISON, 4)),
     *(("kick", Status.POISON, 4), ("cancel", Status.CREATED, 4), ("cancel", Status.PROCESSING, 4)),
     ("release", Status.PROCESSING, 3),
-    ("delete", Status.ERROR, 6),  # what waits, steps, counts twice, DELETE, references that stay taken
+    ("delete", Status.ERROR, 5),  # what waits, steps, DELETE, counts, references that stay taken
     # Two rounds with a savepoint each: read, copy, DELETE of steps and the task, then read none.
     ("housekeep", Status.ERROR, 6),
 ]
