@@ -85,7 +85,7 @@ def test_commands_of_the_page_on_a_cluster(postgres_process_database: Any, clust
     jobs = [*map(shlex.split, re.findall(r"^python (manage.py runtaskpipeline .* --master \S+)$", text, re.M))]
     (poller,) = map(shlex.split, re.findall(r"^ExecStart=/srv/shop/venv/bin/python (.*)$", text, re.M))
     assert [words[2] for words in jobs] == ["enqueue", "archive", "report"]
-    small, seen = confs(f"executor.{QUICK}", "cores.max=1"), set[str]()
+    small, seen = confs(f"executor.{QUICK}", "cores.max=1"), {one.name for one in cluster.folder.glob("work-*/app-*")}
     said = []
     with in_turn(postgres_process_database, *small) as run:
         for words in (jobs[0], [*poller, "--queue", "work", "--drain"], *jobs[1:]):
