@@ -30,6 +30,8 @@ from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
 FULL_BATCH_OUTCOMES = 500  # that are worth a commit at once
 MAX_BATCH_OUTCOMES = 1000  # in one commit
+RUN_AGAIN = {"retried": "will retry", "reenqueued": "will run again"}  # how the closing line tells it
+MAX_TASKS_AGAIN = 100_000  # that are remembered to be told
 UNSTORED_OUTCOME_SECONDS = 5.0  # before the task is blamed for a database error that hits only its outcome
 LEASE, SECONDS = itemgetter(0), itemgetter(2)  # of a Done
 Batch = dict[str, list[Done]]  # by queue key: what is settled together
@@ -43,6 +45,7 @@ class Counts:
     finished: int = 0
     failed: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)  # of those finished, where the outcome is looked at
+    again: dict[tuple[str, int], str] = field(default_factory=dict)  # tasks that run again: how the last attempt ended
 
 
 class Settler:
@@ -157,10 +160,14 @@ class Settler:
             known = COMPLETE_FACTS if result is None else result.facts
             # It may be due again soon, or the next task of its group is ready.
             wakes = wakes or known.wakes or lease.group is not None
+            if self.counts.again and known.counts_as:
+                self.counts.again.pop((lease.queue, lease.id), None)
             if known is COMPLETE_FACTS and not observed:
                 continue
             self.counts.failed += known.error is not None
             self.counts.outcomes[known.counts_as] += 1
+            if known.counts_as in RUN_AGAIN and len(self.counts.again) < MAX_TASKS_AGAIN:
+                self.counts.again[lease.queue, lease.id] = known.counts_as
             observe.ended(lease, result, seconds)
         if wakes:
             queue.wake()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ from django_dbtaskqueue.core.threads import signals_handled
 from django_dbtaskqueue.db import liveness, notify
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.operations.checks import check_columns
+from django_dbtaskqueue.poller.held_leases import MAX_TASKS_AGAIN, RUN_AGAIN
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.heartbeat import Heartbeat
@@ -247,11 +248,13 @@ def opening(poller: Poller) -> Iterator[str]:
 
 
 def closing(poller: Poller, seconds: float) -> str:
-    """Return the closing line."""
+    """Return the closing line. It counts tasks: one that was tried again is told as it ended."""
     counts = poller.counts
     others = {name: counts.outcomes[name] for name in sorted({*counts.outcomes} - {"", COMPLETE_FACTS.counts_as})}
     ended = {"completed": counts.finished - sum(others.values()), "failed": 0, **others, "lost": others.get("lost", 0)}
-    shown = ", ".join(f"{number} {name}" for name, number in ended.items())
+    ends = [f"{number} {name}" for name, number in ended.items() if name not in RUN_AGAIN]
+    again, over = Counter(counts.again.values()), "over " if len(counts.again) == MAX_TASKS_AGAIN else ""
+    shown = ", ".join(ends + [f"{over}{again[name]} {words}" for name, words in RUN_AGAIN.items() if again[name]])
     return f"Stopped: {shown} in {format_seconds(seconds)} ({counts.finished / (seconds or 1):.1f}/s)"
 
 
