@@ -20,7 +20,7 @@ from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.run import Processor, decide, decide_all, smoothed
+from django_dbtaskqueue.flow.run import Processor, decide, smoothed
 
 LOST = 0.0  # deadline of a lease that is lost
 
@@ -223,13 +223,13 @@ class Executor:
         self.runs[slot] = run = Run(job, now)
         return run
 
-    def _end(self, slot: Hashable, outcomes: Sequence[Outcome | Settlement | None], seconds: float = 0.0) -> None:
+    def _end(self, slot: Hashable, settlements: Sequence[Settlement | None], seconds: float = 0.0) -> None:
         """Start the next call of the processor, and report the outcomes. ``seconds``: if another clock has them."""
         run = self.runs.pop(slot)
         seconds = seconds or clock.monotonic() - run.started
         self._put_first(self._limiter.release(run.job.processor, seconds))
         if not self._is_late(run):
-            for done in done_by_lease(run.job, decide_all(run.job.leases, outcomes), seconds):
+            for done in done_by_lease(run.job, settlements, seconds):
                 self._finish(done, idle=not self.todo)
 
     def _release(self, leases: Iterable[Lease]) -> None:

@@ -26,7 +26,7 @@ from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, with_error
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
-from django_dbtaskqueue.flow.run import PROCESS, Processor, decide_call, perform_all
+from django_dbtaskqueue.flow.run import PROCESS, Processor, decide_all, decide_call, perform_all
 from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job
 from django_dbtaskqueue.poller.executors.thread import check_connections, tidied
 
@@ -113,7 +113,7 @@ class PoolExecutor(Executor):
         except BaseException as error:  # the pool broke, or could not transport the call or its answer
             outcomes = [Fail(error)] * len(leases)
         self._futures.discard(future)
-        self._end(slot, outcomes, seconds)
+        self._end(slot, decide_all(leases, outcomes), seconds)
         self.nudge()
 
     def _submitted(self, job: Job) -> Future[list[Answer]]:

@@ -36,7 +36,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, Suspend
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.run import Processor, perform_all, perform_all_async
+from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all, perform_all_async
 from django_dbtaskqueue.poller.executors import LOST, Answer, ConcurrencyLimiter, Finish, Job, Run, stopped
 from django_dbtaskqueue.poller.executors.pool import Perform, applied, portable, run_here
 from django_dbtaskqueue.poller.executors.thread import Doubt, ThreadExecutor, check_connections
@@ -413,6 +413,9 @@ class ProcessExecutor(ThreadExecutor):
             with suppress(OSError):
                 worker.send(0, None)  # it ends in order, with its exit handlers
             worker.end(seconds=END_SECONDS)
+
+    def _settlements(self, slot: int, job: Job) -> Sequence[Settlement | None]:
+        return decide_all(job.leases, self._outcomes(slot, job))
 
     def _outcomes(self, slot: int, job: Job) -> Sequence[Outcome | Settlement | None]:
         worker = self._workers[slot]

@@ -25,7 +25,7 @@ from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.run import perform_all, run, run_all_async, run_async
+from django_dbtaskqueue.flow.run import run, run_all, run_all_async, run_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run, stopped
 
 # -- connections of such a thread: none harms the next task, and a dead one harms no task ------------------------------
@@ -266,10 +266,10 @@ class ThreadExecutor(Executor):
 
     def _run_special(self, slot: int, job: Job) -> None:
         if (current := self._begin(slot, job)) is not None:
-            self._end(slot, self._outcomes(slot, current.job))
+            self._end(slot, self._settlements(slot, current.job))
 
-    def _outcomes(self, slot: int, job: Job) -> Sequence[Outcome | Settlement | None]:
-        return tidied(perform_all(job.leases, job.processor))
+    def _settlements(self, slot: int, job: Job) -> Sequence[Settlement | None]:
+        return tidied(run_all(job.leases, job.processor))
 
     def _put_first(self, jobs: list[Job]) -> None:
         super()._put_first(jobs)
