@@ -45,7 +45,7 @@ class Counts:
     finished: int = 0
     failed: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)  # of those finished, where the outcome is looked at
-    again: dict[tuple[str, int], str] = field(default_factory=dict)  # tasks that run again: how the last attempt ended
+    again: dict[tuple[str, str, int], str] = field(default_factory=dict)  # tasks to run again, by their last outcome
 
 
 class Settler:
@@ -161,13 +161,13 @@ class Settler:
             # It may be due again soon, or the next task of its group is ready.
             wakes = wakes or known.wakes or lease.group is not None
             if self.counts.again and known.counts_as:
-                self.counts.again.pop((lease.queue, lease.id), None)
+                self.counts.again.pop((lease.port.alias, lease.queue, lease.id), None)
             if known is COMPLETE_FACTS and not observed:
                 continue
             self.counts.failed += known.error is not None
             self.counts.outcomes[known.counts_as] += 1
             if known.counts_as in RUN_AGAIN and len(self.counts.again) < MAX_TASKS_AGAIN:
-                self.counts.again[lease.queue, lease.id] = known.counts_as
+                self.counts.again[lease.port.alias, lease.queue, lease.id] = known.counts_as
             observe.ended(lease, result, seconds)
         if wakes:
             queue.wake()
