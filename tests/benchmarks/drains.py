@@ -164,15 +164,13 @@ def raw_table(server: Server, loop: Loop, tasks: int = 0) -> None:
     server.calm(loop.table)
 
 
-def raw_drain(
-    server: Server, tasks: int, name: str = "simple", *, batch: int = 500, processes: int = 1, way: str = "drain"
-) -> Reading:
+def raw_drain(server: Server, tasks: int, name: str = "simple", *, way: str = "drain") -> Reading:
     loop = LOOPS[name]
     raw_table(server, loop, tasks)
-    workers = [Worker(*python("raw", way, *((name, str(batch)) if way == "drain" else ()))) for _ in range(processes)]
+    worker = Worker(*python("raw", way, *((name, "500") if way == "drain" else ())))
     before = server.counted(loop.table)
     with server.span() as span:
-        found = drained(*workers)
+        found = drained(worker)
     if (done := found["tasks"]) < tasks:
         raise RuntimeError(f"the loop did {done} of {tasks} tasks")
     rate = {"tasks/s": done / found["seconds"], "µs CPU worker": found["cpu"] / done * 1e6}

@@ -5,7 +5,7 @@ const readline = require("node:readline");
 
 const URL = process.env.DATABASE_URL;
 const SECONDS = 2;
-const IDLE_SECONDS = 0.5;
+const IDLE_SECONDS = 2;
 const [peer, way, argument] = process.argv.slice(2);
 const tasks = Number(argument || 0);
 const now = () => Number(process.hrtime.bigint()) / 1e9;

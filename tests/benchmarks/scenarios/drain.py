@@ -51,7 +51,7 @@ SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s AND indexname !~
 
 
 def drain(server: Server, size: float) -> Scenario:
-    """By one and two processes, beside loops without a library. From a size of 0.5 on, the names say the numbers."""
+    """By one process, beside loops without a library. From a size of 0.5 on, the names say the numbers."""
     tasks, short, some, few = (int(number * min(1, 2 * size)) for number in (60_000, 20_000, 10_000, 4_000))
     raw, ours = partial(raw_drain, server), partial(Drain, server)
 
@@ -62,24 +62,15 @@ def drain(server: Server, size: float) -> Scenario:
         no_groups(server)
         return raw(few, way="insert")
 
-    loop, loop_short, loop_2 = "simplest loop, 500", "simplest loop, 20,000 tasks", "simplest loop, 2 processes"
+    loop, ours_short = "simplest loop, 500", "ours, 20,000 tasks"
     loop_each, loop_insert = "simplest loop, a commit per task, 4 threads", "the same with an INSERT"
-    ours_short, ours_2 = "ours, 20,000 tasks", "ours, 2 processes"
     ours_atomic, ours_insert = "ours, atomic", "ours, atomic, an ORM INSERT"
     cases = {
         loop: lambda: raw(tasks),
         "ours": ours(tasks),
         "loop with our promises, 500": lambda: raw(tasks, "same"),
         "loop of one transaction a batch, which deletes, 500": lambda: raw(tasks, "bare"),
-        loop_short: lambda: raw(short),
         ours_short: ours(short),
-        loop_2: lambda: raw(tasks, processes=2),
-        ours_2: ours(tasks, processes=2),
-        **{f"ours, {number} processes": ours(tasks, processes=number) for number in (4, 12)},
-        "loop with our promises, 2 processes": lambda: raw(tasks, "same", processes=2),
-        "simplest loop, 100": lambda: raw(tasks, batch=100),
-        "simplest loop, 10": lambda: raw(some, batch=10),
-        "simplest loop, 1": lambda: raw(few, batch=1),
         "ours, async": ours(tasks, queues=["nothing-async"]),
         "ours, 20 µs processor": ours(tasks, queues=["busy"]),
         "ours, atomic, batch=100": ours(tasks, queues=["nothing-atomic-100"]),
@@ -90,9 +81,6 @@ def drain(server: Server, size: float) -> Scenario:
     }
     targets = [
         Target("drain ≥ 1.4 times the simplest loop", "ours", RATE, 1.4, loop),
-        Target("drain of 20,000 ≥ 1 times the simplest loop", ours_short, RATE, 1, loop_short),
-        Target("two processes ≥ 0.9 times the simplest loop with two", ours_2, RATE, 0.9, loop_2),
-        Target("two processes ≥ 1.3 times one", ours_2, RATE, 1.3, "ours"),
         Target("worker ≤ 7 µs a task", "ours", "µs CPU worker", 7, most=True),
         Target("PostgreSQL ≤ 14 µs a task", "ours", "µs CPU PostgreSQL", 14, most=True),
         Target("full speed within 10 ms of the first task", ours_short, "ms lost at the start", 10, most=True),

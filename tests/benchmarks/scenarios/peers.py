@@ -1,4 +1,4 @@
-"""Others on the same server, beside ours and the simplest loop: enqueue one, enqueue many, drain, drain by two."""
+"""Others on the same server, beside ours and the simplest loop: enqueue one, enqueue many, drain, drain by many."""
 
 import shutil
 import subprocess
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from tests.benchmarks.children import Worker, drained, python, together
 from tests.benchmarks.drains import Drain, raw_drain
-from tests.benchmarks.measure import NotRun, Reading, Scenario, Target
+from tests.benchmarks.measure import Case, NotRun, Reading, Scenario, Target
 from tests.benchmarks.scenarios.enqueue import many, produced, raw_many
 from tests.benchmarks.server import Server
 
 NODE = {"graphile-worker": 60_000, "pg-boss": 50_000}  # peer -> tasks of a drain
 PEERS = NODE | {"pgqueuer": 50_000, "procrastinate": 1_500, "django_tasks_db": 1_000, "django_q2": 1_000}
 TASKS, BULK = 60_000, 50_000
-OURS_SHARED, GRAPHILE, GRAPHILE_SHARED = "ours, 2 processes", "graphile-worker", "graphile-worker, 2 processes"
+GRAPHILE, PROMISES, STORED = "graphile-worker", "loop with our promises, 500", "ours, results that are stored"
 
 
 @cache
@@ -45,10 +45,10 @@ def peer(server: Server, name: str, tasks: int) -> Reading:
     }
 
 
-def shared(server: Server, name: str, tasks: int) -> Reading:
+def shared(server: Server, name: str, tasks: int, processes: int) -> Reading:
     command = installed(name)
     together(Worker(*command, "fill", str(tasks)))
-    return drain(server, tasks, Worker(*command, "share"), Worker(*command, "share"))
+    return drain(server, tasks, *(Worker(*command, "share") for _ in range(processes)))
 
 
 def drain(server: Server, tasks: int, *workers: Worker) -> Reading:
@@ -59,16 +59,16 @@ def drain(server: Server, tasks: int, *workers: Worker) -> Reading:
     return {"drain/s": tasks / found["seconds"], "µs CPU worker": found["cpu"] / tasks * 1e6, **span.cost(tasks)}
 
 
-def figures(drained: Reading) -> Reading:
-    names = ("µs CPU worker", "µs CPU PostgreSQL", "ms/commit", "cores used by others")
+def figures(drain: Case) -> Reading:
+    drained, names = drain(), ("µs CPU worker", "µs CPU PostgreSQL", "ms/commit", "cores used by others")
     return {"drain/s": drained["tasks/s"], **{name: drained[name] for name in names}}
 
 
 def both(server: Server, tasks: int, items: int, *, ours: bool) -> Reading:
-    drained = Drain(server, tasks)() if ours else raw_drain(server, tasks)
+    drained = figures(Drain(server, tasks) if ours else partial(raw_drain, server, tasks))
     filled = many(server, "many", items) if ours else raw_many(server, items)
     single = produced(server, "single" if ours else "raw")
-    return {"enqueue/s": single["tasks/s"], "enqueue many/s": filled["tasks/s"], **figures(drained)}
+    return {"enqueue/s": single["tasks/s"], "enqueue many/s": filled["tasks/s"], **drained}
 
 
 def peers(server: Server, size: float) -> Scenario:
@@ -79,11 +79,28 @@ def peers(server: Server, size: float) -> Scenario:
         "simplest loop, 500": partial(both, server, tasks, items, ours=False),
         "ours": partial(both, server, tasks, items, ours=True),
         **{name: partial(peer, server, name, number) for name, number in counts.items()},
-        OURS_SHARED: lambda: figures(Drain(server, tasks, processes=2)()),
-        GRAPHILE_SHARED: partial(shared, server, GRAPHILE, counts[GRAPHILE]),
+    }
+    targets = [Target("one process ≥ 2 times graphile-worker batched", "ours", "drain/s", 2, GRAPHILE)]
+    return Scenario("peers", "Beside others", cases, targets)
+
+
+def many_peers(server: Server, size: float) -> Scenario:
+    """As many processes as users have, beside as many of the fastest other queue, and what a stored result costs."""
+    tasks, rate = int(TASKS * min(1, 2 * size)), "drain/s"
+    ours, other = ({n: f"{name}, processes: {n}" for n in (1, 2, 4, 12)} for name in ("ours", GRAPHILE))
+    cases = {
+        PROMISES: partial(figures, partial(raw_drain, server, tasks, "same")),
+        STORED: partial(figures, Drain(server, tasks, queues=["pick-up"])),
+        **{name: partial(shared, server, GRAPHILE, tasks, number) for number, name in other.items()},
+        **{name: partial(figures, Drain(server, tasks, processes=number)) for number, name in ours.items()},
     }
     targets = [
-        Target("one process ≥ 2 times graphile-worker batched", "ours", "drain/s", 2, GRAPHILE),
-        Target("two processes ≥ 1.5 times two of it", OURS_SHARED, "drain/s", 1.5, GRAPHILE_SHARED),
+        Target("twelve processes ≥ 0.9 times one", ours[12], rate, 0.9, ours[1]),
+        Target("twelve ≥ 1.4 times twelve of graphile-worker batched", ours[12], rate, 1.4, other[12]),
+        Target("two ≥ 1.5 times two of it", ours[2], rate, 1.5, other[2]),
+        Target("PostgreSQL ≤ 30 µs a task at twelve", ours[12], "µs CPU PostgreSQL", 30, most=True),
+        Target("four ≥ 1.15 times one", ours[4], rate, 1.15, ours[1]),
+        Target("one ≥ 1.2 times the loop with our promises", ours[1], rate, 1.2, PROMISES),
+        Target("stored results ≥ 0.9 times none", STORED, rate, 0.9, ours[1]),
     ]
-    return Scenario("peers", "Beside others", cases, targets)
+    return Scenario("many_peers", "Many pollers", cases, targets)
