@@ -1,7 +1,6 @@
 """Checkout: due rows under a lease. The attempt is charged in the same statement that takes the row.
 
-Tasks are taken in the ready order: (priority, ready_time, id) among the rows visible at checkout. A strategy takes from
-one queue; one statement takes from several queues. Both begin to read where the scan says.
+Tasks are taken in the ready order: (priority, ready_time, id) among the rows visible at checkout.
 """
 
 from __future__ import annotations
@@ -309,8 +308,7 @@ def find_aged(
     """Find the priorities whose first task has waited longer than the cursor's ``max_wait``."""
     marks = cursor.params(watermarks) if session.postgresql else {"queue_name": cursor.queue}  # SQLite has no arrays
     ages = session.run(session.sql.ages, {**params, **marks})
-    late = sorted([(-age, priority) for priority, age in ages if age > max_wait.total_seconds()])
-    cursor.aged = [priority for _, priority in late]
+    cursor.aged = [one for _, one in sorted((-age, one) for one, age in ages if age > max_wait.total_seconds())]
 
 
 def strategy_for(session: Session, name: str = "auto") -> Strategy:
@@ -333,8 +331,7 @@ def _driver(path: str) -> Strategy:
         driver = import_string(path)()
     except (ImportError, TypeError) as error:
         raise ImproperlyConfigured(f"strategy={path!r} cannot be made: {error}") from None
-    methods = [name for name in vars(Strategy) if not name.startswith("_")]
-    missing = [name for name in methods if not callable(getattr(driver, name, None))]
+    missing = [name for name in vars(Strategy) if name[0] != "_" and not callable(getattr(driver, name, None))]
     if missing:
         raise ImproperlyConfigured(f"strategy={path!r} lacks {', '.join(missing)}(); see flow.checkout.Strategy.")
     return driver  # type: ignore[no-any-return]
@@ -471,11 +468,10 @@ def _granted(session: Session, rows: Iterable[Row], port: Port, since: float, pa
         if task.lease_seconds is not None:
             task.lease_seconds = max(task.lease_seconds, least)
             task.deadline = since + task.lease_seconds
-    if granted:
-        queue = granted[0].queue
-        expired = [task.id for task in granted if task.lost_leases > 0]
-        calls = {(queue, "lease_expired"): expired, (queue, "take"): [task.id for task in granted]}
-        usage.count_calls(session.connection, calls)
+    queue = granted[0].queue
+    expired = [task.id for task in granted if task.lost_leases > 0]
+    calls = {(queue, "lease_expired"): expired, (queue, "take"): [task.id for task in granted]}
+    usage.count_calls(session.connection, calls)
     return granted
 
 

@@ -46,6 +46,7 @@ class Counts:
     failed: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)  # of those finished, where the outcome is looked at
     again: dict[tuple[str, str, int], str] = field(default_factory=dict)  # tasks to run again, by their last outcome
+    later: deque[tuple[str, str, int, int]] = field(default_factory=lambda: deque(maxlen=100))  # Spark keeps no order
 
 
 class Settler:
@@ -160,14 +161,17 @@ class Settler:
             known = COMPLETE_FACTS if result is None else result.facts
             # It may be due again soon, or the next task of its group is ready.
             wakes = wakes or known.wakes or lease.group is not None
-            if self.counts.again and known.counts_as:
+            if lease.total_attempt > 1 and known.counts_as:
                 self.counts.again.pop((lease.port.alias, lease.queue, lease.id), None)
+                self.counts.later.append((lease.port.alias, lease.queue, lease.id, lease.total_attempt))
             if known is COMPLETE_FACTS and not observed:
                 continue
             self.counts.failed += known.error is not None
             self.counts.outcomes[known.counts_as] += 1
             if known.counts_as in RUN_AGAIN and len(self.counts.again) < MAX_TASKS_AGAIN:
-                self.counts.again[lease.port.alias, lease.queue, lease.id] = known.counts_as
+                task = (lease.port.alias, lease.queue, lease.id)
+                if (*task, lease.total_attempt + 1) not in self.counts.later:
+                    self.counts.again[task] = known.counts_as
             observe.ended(lease, result, seconds)
         if wakes:
             queue.wake()
