@@ -164,7 +164,7 @@ def test_every_task_runs_and_settles_on_a_worker(postgres_process_database: Proc
         enqueue("atomic", f"book-{number}", {"do": "book"})
     enqueue("work", "again", {"do": "raise", "until_attempt": 2})
     enqueue("work", "never", {"do": "raise", "message": "no such flight"})
-    enqueue("work", "later", {"do": "reenqueue"})
+    enqueue("work", "later", {"do": "reenqueue", "times": 5})
     enqueue("work", "self", {"do": "settle", "result": "by itself"})
     for number in range(3):
         enqueue("claims", f"claim-{number}", {"flight": "X", "passenger": "Ada"})  # a batch, in one transaction
@@ -180,7 +180,7 @@ def test_every_task_runs_and_settles_on_a_worker(postgres_process_database: Proc
     assert (work["again"].status, work["again"].total_attempt) == ("COMPLETED", 2)
     assert (work["never"].status, work["never"].attempt) == ("ERROR", 3)
     assert "in _raise" in str(work["never"].process_result)  # the traceback is that of the worker
-    assert (work["later"].status, work["later"].reenqueue_attempt) == ("COMPLETED", 1)
+    assert (work["later"].status, work["later"].reenqueue_attempt) == ("COMPLETED", 5)
     assert (work["self"].status, work["self"].result) == ("COMPLETED", "by itself")
     assert atomic["undone"].status == "ERROR"
     claims = Attempt.objects.filter(queue="claims", attempt=1).values_list("error_type", "task_id")
