@@ -23,7 +23,7 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import POSITION, Lease, Port
 from django_dbtaskqueue.core.sql.checkout import UNREADABLE
-from django_dbtaskqueue.core.sql.dialects import NO_VALUES
+from django_dbtaskqueue.core.sql.dialects import NO_VALUES, POSTGRESQL
 from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Params, Row, Session
 from django_dbtaskqueue.flow import usage
@@ -75,9 +75,9 @@ class ScanCursor:
         order = aged + [priority for priority in sorted(watermarks) if priority not in aged]
         return {
             "queue_name": self.queue,
-            "priorities": array_text(order),
-            "times": array_text([f'"{watermarks[priority][0]}"' for priority in order]),
-            "ids": array_text([watermarks[priority][1] for priority in order]),
+            "priorities": POSTGRESQL.array(order),
+            "times": POSTGRESQL.array([watermarks[priority][0] for priority in order]),
+            "ids": POSTGRESQL.array([watermarks[priority][1] for priority in order]),
         }
 
     def in_order(self, rows: list[Row]) -> list[Row]:
@@ -122,11 +122,6 @@ class ScanCursor:
             pause *= (1 + self.others) / 2 * random.uniform(0.5, 1.5)
         self.may_full_scan = now + pause
         self.next_full_scan = max(self.may_full_scan, begun + FULL_SCAN_MIN_INTERVAL_S)
-
-
-def array_text(values: Iterable[int | str]) -> str:
-    """Return an array as PostgreSQL writes it. A list costs psycopg more, and a larger number a new preparation."""
-    return f"{{{','.join(map(str, values))}}}"
 
 
 @dataclass(slots=True, eq=False)
@@ -441,12 +436,12 @@ def _watermarks_of_many(scans: list[Scan]) -> dict[str, Any]:
     lasts = list(accumulate(len(scan.watermarks) for scan in scans))
     return {
         "queues": [scan.cursor.queue for scan in scans],
-        "limits": array_text([scan.limit for scan in scans]),
-        "firsts": array_text([last - len(scan.watermarks) + 1 for scan, last in zip(scans, lasts, strict=True)]),
-        "lasts": array_text(lasts),
-        "priorities": array_text([priority for priority, _, _ in marks]),
-        "times": array_text([f'"{time}"' for _, time, _ in marks]),
-        "ids": array_text([number for _, _, number in marks]),
+        "limits": POSTGRESQL.array([scan.limit for scan in scans]),
+        "firsts": POSTGRESQL.array([last - len(scan.watermarks) + 1 for scan, last in zip(scans, lasts, strict=True)]),
+        "lasts": POSTGRESQL.array(lasts),
+        "priorities": POSTGRESQL.array([priority for priority, _, _ in marks]),
+        "times": POSTGRESQL.array([time for _, time, _ in marks]),
+        "ids": POSTGRESQL.array([number for _, _, number in marks]),
     }
 
 

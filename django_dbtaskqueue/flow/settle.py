@@ -96,25 +96,27 @@ def plan(session: Session, pairs: Sequence[Decided]) -> list[Statement]:
 
 
 def _completions(session: Session, pairs: list[tuple[Lease, Complete]], *, history: bool) -> list[Statement]:
-    if history or any(outcome.result is not None for _, outcome in pairs):
+    if history:
         sql, rows = _rows(session, [{**_fence(lease), **_result(outcome)} for lease, outcome in pairs])
-        if history:
-            return [(sql.to_history, {**rows, "location": session.location}), (sql.delete_settled, rows)]
-        return [(sql.complete, rows)]
-    if not session.postgresql or len(pairs) == 1:
-        sql, rows = _rows(session, [_fence(lease) for lease, _ in pairs])
-        return [(sql.complete_plain, rows)]
-    # Array literals: a list of ints costs psycopg twice what the join does.
-    ids = ",".join([str(lease.id) for lease, _ in pairs])
-    tokens = ",".join([str(lease.total_attempt) for lease, _ in pairs])
-    return [(session.sql.complete_plain, {"ids": f"{{{ids}}}", "tokens": f"{{{tokens}}}"})]
+        return [(sql.to_history, {**rows, "location": session.location}), (sql.delete_settled, rows)]
+    rows_of = {
+        "complete_plain": [_fence(lease) for lease, outcome in pairs if outcome.result is None],
+        "complete": [_fence(lease) | _result(outcome) for lease, outcome in pairs if outcome.result is not None],
+    }
+    found = {name: _rows(session, rows, arrays=True) for name, rows in rows_of.items() if rows}
+    return [(getattr(sql, name), params) for name, (sql, params) in found.items()]
 
 
-def _rows(session: Session, rows: list[dict[str, Any]]) -> tuple[Statements, dict[str, Any]]:
-    """Return the statements for one row or several, and the rows as their parameters."""
-    if len(rows) > 1:
-        return session.sql, {"rows": json_payload.array(rows)}
-    return session.sql.one, rows[0]
+def _rows(session: Session, rows: list[dict[str, Any]], *, arrays: bool = False) -> tuple[Statements, dict[str, Any]]:
+    """Return the statements for one row or several, and the rows as their parameters.
+
+    ``arrays``: on PostgreSQL an array of each column, which costs both ends less than JSON.
+    """
+    if len(rows) == 1:
+        return session.sql.one, rows[0]
+    if arrays and session.postgresql:
+        return session.sql, {name: session.sql.dialect.array([row[name] for row in rows]) for name in rows[0]}
+    return session.sql, {"rows": json_payload.array(rows)}
 
 
 def _fence(lease: Lease) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
 from string import Formatter
 from types import SimpleNamespace
-from typing import Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from django_dbtaskqueue.core.states import SIGNAL, sql_sources
 
@@ -104,11 +104,14 @@ class Dialect:
         """
         return f"(SELECT * FROM {item} LIMIT (SELECT {MAX_ROWS})) AS u"
 
-    def array(self, values: Iterable[str | int]) -> str:
+    def array(self, values: Iterable[str] | Iterable[int]) -> str:
         """Return an array parameter as one text, which psycopg sends much sooner than a list."""
+        items: list[Any] = list(values)
         if self.vendor != "postgresql":
-            return json.dumps(list(values))
-        texts = list(map(str, values))
+            return json.dumps(items)
+        texts = list(map(str, items))
+        if items and isinstance(items[0], int):
+            return f"{{{','.join(texts)}}}"
         joined = "".join(texts)
         if "\\" in joined or '"' in joined:
             texts = [text.replace("\\", "\\\\").replace('"', '\\"') for text in texts]

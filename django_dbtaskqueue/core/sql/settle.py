@@ -36,16 +36,16 @@ class SettleStatements(Group):
         " finish_time = {now}, last_update_time = {now}, process_result ="
     )
     _still_held = part("WHERE {FENCE} AND t.status IN ({_sources:complete}) RETURNING id, watched")
-    _with_results = part(f"{{rows:{{FENCED}}, {RESULT_TYPES}}}")
+    _plain = property(lambda self: self._ended(FENCED))
+    _with_results = property(lambda self: self._ended(f"{FENCED}, {RESULT_TYPES}"))
 
-    @property
-    def _plain(self) -> str:
+    def _ended(self, columns: str) -> str:
         if self.dialect.vendor != "postgresql" or self.dialect.single:
-            return self.dialect.rows(FENCED)
+            return self.dialect.rows(columns)
+        typed = [column.split() for column in columns.split(", ")]
         # Inside a SELECT the planner cannot count the array: it expects ten rows.
-        return self.dialect.expect_few(
-            "unnest((SELECT %(ids)s::bigint[]), (SELECT %(tokens)s::bigint[])) AS u(task_id, token)"
-        )
+        arrays = ", ".join(f"(SELECT %({name})s::{kind}[])" for name, kind in typed)
+        return self.dialect.expect_few(f"unnest({arrays}) AS u({', '.join(name for name, _ in typed)})")
 
     _result = part("u.result_json::jsonb", "u.result_json")
     # Every other way out of PROCESSING that keeps the row. A NULL delay keeps the ready time (release).

@@ -328,14 +328,15 @@ SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_
     last_update_time = statement_timestamp(), process_result = u.result_text, result = u.result_json::jsonb
 FROM (
     SELECT *
-    FROM (
-        SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, result_text text,
-            result_json text)
-        LIMIT (
-            SELECT 1000000
-        )
-    ) AS u
+    FROM unnest((
+        SELECT %(task_id)s::bigint[]
+    ), (
+        SELECT %(token)s::bigint[]
+    ), (
+        SELECT %(result_text)s::text[]
+    ), (
+        SELECT %(result_json)s::text[]
+    )) AS u(task_id, token, result_text, result_json)
     LIMIT (
         SELECT 1000000
     )
@@ -352,9 +353,9 @@ SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_
 FROM (
     SELECT *
     FROM unnest((
-        SELECT %(ids)s::bigint[]
+        SELECT %(task_id)s::bigint[]
     ), (
-        SELECT %(tokens)s::bigint[]
+        SELECT %(token)s::bigint[]
     )) AS u(task_id, token)
     LIMIT (
         SELECT 1000000
