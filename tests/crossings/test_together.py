@@ -258,20 +258,8 @@ def test_each_task_comes_to_its_end(alias: str, run: int, settings: Any, taskque
         processor(name)(work)
     mixture = Mixture(alias, run)
     often: list[Callable[[], None]] = [mixture.enqueue, mixture.drain, mixture.change, mixture.put_back] * 3
-    acts = [
-        *often,
-        mixture.enqueue_many,
-        mixture.batch,
-        mixture.chain,
-        mixture.workflow,
-        mixture.schedule,
-        mixture.schedule,
-        mixture.advance,
-        mixture.change_batch,
-        mixture.pause,
-        mixture.move_shards,
-        mixture.checkout,
-    ]
+    rare = "enqueue_many batch chain workflow schedule schedule advance change_batch pause move_shards checkout"
+    acts = often + [getattr(mixture, name) for name in rare.split()]
     for _ in range(ACTS):
         act = mixture.random.choice([*acts, mixture.settle, mixture.signal])
         try:
