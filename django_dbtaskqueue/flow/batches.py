@@ -15,9 +15,10 @@ from django.db.models import Count, Sum
 from django_dbtaskqueue.core.context import set_inside
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.json import is_name
+from django_dbtaskqueue.core.sql.dialects import PARENT_FAILED
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
-from django_dbtaskqueue.flow import dependencies, move, usage
+from django_dbtaskqueue.flow import move, usage
 from django_dbtaskqueue.flow.dependencies import Members, TaskKey, attach, by_table, members
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import Batch, Hold, MinuteCount, Task
@@ -72,7 +73,7 @@ class BatchHandle:
         return number
 
     def _hold_again(self, session: Session, tasks: Any) -> None:
-        ended = tasks.filter(status=POISON, process_result__startswith=dependencies.PARENT_FAILED).values("pk")
+        ended = tasks.filter(status=POISON, process_result__startswith=PARENT_FAILED).values("pk")
         held = Hold.objects.using(self.alias).filter(location=session.location, task_id__in=ended)
         ids = session.sql.dialect.array(held.order_by("task_id").values_list("task_id", flat=True))
         calls: dict[tuple[str, str], list[int]] = {}

@@ -31,6 +31,7 @@ from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.json import is_name, short_repr
 from django_dbtaskqueue.core.sql.dependencies import EDGE_TYPES, HOLD_TYPES
+from django_dbtaskqueue.core.sql.dialects import PARENT_FAILED
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, TERMINAL
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, is_task_table, model_named, model_of, statements_of
@@ -42,7 +43,6 @@ from django_dbtaskqueue.models.tasks import ON_PARENT_FAILURE
 
 ENDED_PER_TRANSACTION = 1000  # tasks whose ends are told in one transaction
 FAILED_END_S = 5.0, 300.0  # before an end that could not be told is told again
-PARENT_FAILED = "Cancelled: parent task"  # how the result of a task begins that a parent's end has cancelled
 EDGES_PER_SWEEP = 50_000  # dependencies that one turn of ``sweep_missing`` looks at
 
 

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import Case, Expression, F, Q, When
 from django.db.models.functions import Coalesce, Least, Now
 
-from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENTS
+from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENT_FAILED, PARENTS
 from django_dbtaskqueue.core.states import BY_VERB, CREATED, PROCESSING, SIGNAL, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session, is_task_table
@@ -70,6 +70,7 @@ CHANGES: dict[str, Columns] = {
         "ready_time": None,
         "parked_by": None,
         "poller_instance": None,
+        "process_result": Case(When(process_result__startswith=PARENT_FAILED, then=None), default=F("process_result")),
         "finish_time": Now(),
     },
     # A last attempt is given back: without an attempt left no poller could ever take the task. Without a start, the row

@@ -108,13 +108,10 @@ def _completions(session: Session, pairs: list[tuple[Lease, Complete]], *, histo
 
 
 def _rows(session: Session, rows: list[dict[str, Any]], *, arrays: bool = False) -> tuple[Statements, dict[str, Any]]:
-    """Return the statements for one row or several, and the rows as their parameters.
-
-    ``arrays``: on PostgreSQL an array of each column, which costs both ends less than JSON.
-    """
+    """Return the statements for one row or several, and the rows as their parameters."""
     if len(rows) == 1:
         return session.sql.one, rows[0]
-    if arrays and session.postgresql:
+    if arrays and session.postgresql:  # of each column one, which costs both ends less than JSON
         return session.sql, {name: session.sql.dialect.array([row[name] for row in rows]) for name in rows[0]}
     return session.sql, {"rows": json_payload.array(rows)}
 

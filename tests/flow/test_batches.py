@@ -145,16 +145,16 @@ def test_a_retry_lets_a_task_wait_again_that_its_parent_cancelled_and_no_other(a
     waits: Any = {"on_parent_failure": "cancel", "ttl": timedelta(hours=1), "using": alias}
     with batch("import", using=alias) as b:
         parent = enqueue("parcels", using=alias)
-        ran, late, stopped = (enqueue("letters", after=parent, **waits) for _ in range(3))
+        ran, late, stopped, kicked = (enqueue("letters", after=parent, **waits) for _ in range(4))
     move.change_statuses(Task.objects.using(alias).filter(pk=stopped.pk), "cancel")
     take(alias).fail("broken", retry=False)
     assert move.kick(Task.objects.using(alias).filter(pk=ran.pk), 1) == 1
     take(alias, "letters").poison()
+    assert [move.change_statuses(Task.objects.using(alias).filter(pk=kicked.pk), verb) for verb in ("kick", "cancel")]
     age(timedelta(hours=3), using=alias)
-    assert b.retry() == 1
-    assert [state(task) for task in (ran, late, stopped)] == [POISONED, WAITS, POISONED]
+    assert (b.retry(), *map(state, (ran, late, stopped, kicked))) == (1, POISONED, WAITS, POISONED, POISONED)
     finish(alias)
-    assert finish(alias, "letters") == late.pk and b.progress()["POISON"] == 2
+    assert finish(alias, "letters") == late.pk and b.progress()["POISON"] == 3
 
 
 def test_a_fan_in_reads_the_results_of_its_parents_by_name(alias: str, settings: Any) -> None:

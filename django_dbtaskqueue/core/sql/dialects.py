@@ -148,6 +148,7 @@ GROUP = "group"  # the parking reason of a task behind the head of its group
 MOVING = "moving to "  # how the parking reason of a task begins that is on its way to another database
 HERE = f"(t.parked_by IS NULL OR substr(t.parked_by, 1, {len(MOVING)}) <> '{MOVING}')"  # no other database can have it
 PARENTS = "parents"  # the parking reason of a task that waits for others
+PARENT_FAILED = "Cancelled: parent task"  # how the result of a task begins that a parent's end has cancelled
 FENCED = "task_id bigint, token bigint"  # columns of a lease; ``token`` is its total_attempt
 FENCE = "t.id = u.task_id AND t.total_attempt = u.token"  # joins a task to rows of ``FENCED``
 # The heads of a group, and the tasks behind them, by the conditions of the indexes of groups (``AbstractTask``). They
