@@ -62,7 +62,7 @@ def _run(seed: int, further: list[str]) -> list[tuple[str, str]]:
             return [("pytest", f"exit {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")]
         cases = ElementTree.parse(report).iter("testcase")  # noqa: S314 -- pytest has just written it
         faults = [(case, fault) for case in cases for fault in case if fault.tag in ("failure", "error")]
-        return [(_place(case), fault.get("message", "").partition("\n")[0][:200]) for case, fault in faults]
+        return [(_place(case), " ".join(fault.get("message", "").split())[:1000]) for case, fault in faults]
 
 
 def _place(case: ElementTree.Element) -> str:
