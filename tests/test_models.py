@@ -192,8 +192,8 @@ FENCED = {"rows": json.dumps(LEASES)}
 PLACE = {"location": "dbtaskqueue.task"}
 ONE = {"id": 161, "total_attempt": 1}
 BY_LINE, BY_KEY = {"dbtaskqueue_task_rdy"}, {"dbtaskqueue_task_pkey"}
-KEYS = {"ids": "task_id", "tokens": "token"}
-ARRAYS = {name: f"{{{','.join(str(lease[key]) for lease in LEASES)}}}" for name, key in KEYS.items()}
+ARRAYS = {key: f"{{{','.join(str(lease[key]) for lease in LEASES)}}}" for key in LEASES[0]}
+RESULT_ARRAYS = dict.fromkeys(("result_text", "result_json"), f"{{{','.join(['1'] * len(LEASES))}}}")
 LINES = {
     "queues": ["nothing", "parcels"], "limits": [500, 500], "firsts": [1, 2], "lasts": [1, 6],
     "priorities": [0, 0, 1, 2, 3, 4], "times": ["-infinity"] * 6, "ids": [0] * 6,
@@ -211,7 +211,7 @@ PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "progress": ({**ONE, "note": "half"}, BY_KEY),
     "unpark": ({"types": ["city"], "untyped": True}, {"dbtaskqueue_task_nohd"}),
     "complete_plain": (ARRAYS, BY_KEY),
-    "complete": ({"rows": RESULTS}, BY_KEY),
+    "complete": ({**ARRAYS, **RESULT_ARRAYS}, BY_KEY),
     "write": ({"rows": json.dumps([{**lease, **WRITE} for lease in LEASES])}, BY_KEY),
     "attempts": ({"rows": json.dumps([{**lease, **FAILURE} for lease in LEASES]), **PLACE}, BY_KEY),
     "to_history": ({"rows": RESULTS, **PLACE}, BY_KEY),
