@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Window, functions as F
 
 from django_dbtaskqueue.core.columns import COPIED
@@ -44,7 +45,6 @@ __all__ = ["Archive", "Replay", "Stream"]
 SLICE_IDS = 250_000  # ids that one Spark task exports, while there are at most MAX_SLICES
 MAX_SLICES = 64
 NO_LIMIT = 2**62  # of tasks
-MAX_NAMED_TASKS = 20  # of those that break one rule
 ARCHIVED_TABLES = ("history", "task")
 RESULT_COUNTS = ("tasks", "attempts", "withdrawn", "quarantined", "batches", "resumed", "bytes", "files_compacted")
 VERIFIED_COLUMNS = [*dict.fromkeys([*TASK_KEYS, *QUALITY_COLUMNS])]
@@ -113,8 +113,7 @@ class ArchiveRun:
         after, most, options = 0, self.context.options["limit"] or NO_LIMIT, self.context.options
         while (limit := min(options["batch_size"], most - self.done["tasks"])) > 0:
             self._step("freeze")
-            batch = self.batches.freeze(table, after, limit, self.lake.root, self.filters)
-            if batch is None:
+            if (batch := self.batches.freeze(table, after, limit, self.lake.root, self.filters)) is None:
                 return
             after = batch.last_id
             self._finish(batch)
@@ -166,12 +165,10 @@ class ArchiveRun:
 
     def raise_broken(self) -> None:
         """Raise CheckFailed with the counts of the run, which has archived all other tasks."""
-        rules = "; ".join(
-            f"{name}: {len(ids):,} rows (task {some_of(ids, MAX_NAMED_TASKS)})" for name, ids in self.broken.items()
-        )
+        rules = [f"{name}: {len(ids):,} rows (task {some_of(ids)})" for name, ids in self.broken.items()]
         raise CheckFailed(
-            f"Tasks that break rules stay in the database ({rules}). Correct or delete them, or archive them as they "
-            "are with --no-check.",
+            f"Tasks that break rules stay in the database ({'; '.join(rules)}). Correct or delete them, or archive "
+            "them as they are with --no-check.",
             {**self.done, "broken": {name: len(ids) for name, ids in self.broken.items()}},
         )
 
@@ -179,7 +176,7 @@ class ArchiveRun:
         self.context.progress(name, self.done["tasks"], 0)
 
 
-def some_of(found: Sequence[object], most: int) -> str:
+def some_of(found: Sequence[object], most: int = 20) -> str:
     """Return the first of these as text."""
     return ", ".join([*map(str, found[:most]), *["…"][: len(found) > most]])
 
@@ -257,15 +254,20 @@ class Stream(Job):
         writer = rows.writeStream.foreachBatch(partial(sink, lake, name, database.location))
         interval = f"{options['interval'].total_seconds()} seconds"
         trigger: Any = {"availableNow": True} if options["once"] else {"processingTime": interval}
-        query = writer.option("checkpointLocation", str(place)).trigger(**trigger).start()
         context.progress("streaming", 0, 0)
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        for tries_left in (2, 1, 0):
+            query = writer.option("checkpointLocation", str(place)).trigger(**trigger).start()
+            try:
+                query.awaitTermination()
+                break
+            except StreamingQueryException as error:  # Spark gives a process of Python ten seconds to start
+                if not tries_left or "failed to connect back" not in str(error):
+                    raise
+            finally:
+                query.stop()
         added = [one for one in lake.files("finished") if one.path not in before]
-        result = {"rows": sum(one.rows for one in added), "files": len(added)}
-        return {**result, "whole_table": reason} if reason else result
+        shown = {"whole_table": reason} if reason else {}
+        return {"rows": sum(one.rows for one in added), "files": len(added), **shown}
 
 
 def chosen_tasks(tasks: DataFrame, options: Options) -> DataFrame:

@@ -28,7 +28,6 @@ from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
 __all__ = ["Erase"]
 
-MAX_NAMED = 5  # tasks or references, in an error
 UNREFERENCED_FILE_MAX_AGE_H = 24  # a younger file that does not count may belong to a run under way
 
 
@@ -75,8 +74,7 @@ class Erase(Job):
         if proof.get("files_not_deleted"):
             faults.append("The lake has files of killed runs that are younger than a day. Run it again later.")
         if unknown:
-            names = some_of([*map(repr, unknown)], MAX_NAMED)
-            reason = f"Nothing has {len(unknown):,} of these references: {names}"
+            reason = f"Nothing has {len(unknown):,} of these references: {some_of([*map(repr, unknown)])}"
             faults.append(f"{reason}. They were erased before, or are written another way.")
         if faults:
             raise CheckFailed(" ".join(faults), proof)
@@ -191,7 +189,7 @@ class Erasure:
             (needed, "are waited for by others. Wait for these to end"),
         ):
             if refused:
-                tasks = f"{len(refused):,} of these tasks (task {some_of(refused, MAX_NAMED)})"
+                tasks = f"{len(refused):,} of these tasks (task {some_of(refused)})"
                 raise PipelineError(f"{tasks} {reason}, then run erase again. Nothing was removed.")
 
     def performed(self, before: Found, facts: Result) -> Result:
