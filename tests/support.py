@@ -114,6 +114,16 @@ def backend_pid(using: str = "default") -> int:
     return int(sql("SELECT pg_backend_pid()", alias=using)[0][0])
 
 
+def in_time(act: Callable[[], object]) -> None:
+    """Act once more if Spark says that Python did not start in its ten seconds: no fault of what is tested."""
+    try:
+        act()
+    except Exception as error:
+        if "failed to connect back" not in str(error):
+            raise
+        act()
+
+
 def until_blocked(pid: int) -> None:
     """Wait until that server process waits for a lock: ``pg_locks`` says so, no stopwatch does."""
 

@@ -32,7 +32,7 @@ from django_dbtaskqueue.contrib.embedded import free_port as free_port  # other 
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.stranger.environments import execute
-from tests.support import sql
+from tests.support import in_time, sql
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
@@ -72,7 +72,7 @@ class Typist:
         try:
             typed = getattr(self, f"type_{block.language}", None)
             assert typed, f"no executor for a block of {block.language!r}"
-            typed(block)
+            in_time(lambda: typed(block))
         except Exception as error:
             error.add_note(f"{page.name}, line {block.line}: {block.language} block\n{block.text}")
             raise

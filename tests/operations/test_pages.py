@@ -32,18 +32,7 @@ from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.queue_stats import Point
 from django_dbtaskqueue.operations.report_page import html_file
 from tests.factories import HOLDER, QUEUE, make_task
-from tests.operations.site import (
-    ADMIN,
-    ONLY_PARCELS,
-    OVERVIEW,
-    POLLERS,
-    QUEUES,
-    TASKS,
-    attempt,
-    failure_group,
-    staff,
-    text,
-)
+from tests.operations.site import ADMIN, OVERVIEW, POLLERS, QUEUES, TASKS, attempt, failure_group, staff, text
 from tests.poller.processes import polling
 from tests.report_figures import report_figures
 from tests.support import until, with_settings
@@ -352,7 +341,7 @@ def test_lists_of_rows_let_pick_a_queue_that_the_user_may_view(op: Client, setti
         shown = text(op.get(f"{ADMIN}{name}/", {"queue": "gone"}))
         offered = {("gone", " selected"), ("letters", ""), (QUEUE, "")}
         assert offered <= set(re.findall(r'<option value="(.+)"( selected)?>', shown)), name
-    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "CAN_VIEW": ONLY_PARCELS}
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "CAN_VIEW": "tests.operations.site.only_parcels"}
     assert 'value="letters"' not in text(op.get(f"{ADMIN}taskhistory/"))
 
 

@@ -18,6 +18,7 @@ from django_dbtaskqueue.pipeline.source import stream_tasks
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, archive
 from tests.pipeline.test_stream_source import commit, finish
+from tests.support import in_time
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +110,7 @@ def test_a_query_restarted_goes_on_where_it_was(spark: SparkSession, quiet_pg: D
     def drain(name: str | None = None) -> list[str]:
         df = stream_tasks(spark, quiet_pg, ["reference_number", "status", "finish_time"], queue="other", name=name)
         writer = df.writeStream.format("parquet").option("checkpointLocation", checkpoint)
-        writer.trigger(availableNow=True).start(out).awaitTermination()
+        in_time(lambda: writer.trigger(availableNow=True).start(out).awaitTermination())
         return sorted(row[0] for row in spark.read.schema("reference_number string").parquet(out).collect())
 
     commit(finish(quiet_pg, "a", "b"))
