@@ -15,7 +15,6 @@ import pytest
 from tests.docs.pages import PROJECT
 from tests.stranger.environments import REPOSITORY, execute
 
-pytestmark = pytest.mark.timeout(300)
 PACKAGE = "django_dbtaskqueue"
 TOP_LEVEL = {
     *(PACKAGE, "example_project", "tests", "docs", "manage.py", "pyproject.toml", "README.md", "LICENSE"),

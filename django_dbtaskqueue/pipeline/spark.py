@@ -109,7 +109,7 @@ def spark_session(
     java = find_java(folder)
     conf = {**(SHORT_SETTINGS if short else {}), **(conf or {})}
     settings = _settings(master, memory, folder, [*class_archive(java, folder), *SHORT_OPTIONS * short], conf)
-    with _environment(java, local=master.startswith("local")), interrupts_delayed():
+    with _environment(java, folder, local=master.startswith("local")), interrupts_delayed():
         try:
             session = builder.config(map={"spark.master": master, **settings}).getOrCreate()
         except Exception as error:  # the launcher raises many kinds; each must name the Java
@@ -184,10 +184,11 @@ def python_path() -> str:
 
 
 @contextmanager
-def _environment(java: Path, *, local: bool) -> Iterator[None]:
+def _environment(java: Path, folder: Path, *, local: bool) -> Iterator[None]:
     """Set in the block what the JVM and its Python workers take from the environment."""
     values = {
         "JAVA_HOME": str(java),
+        "SPARK_HOME": _spark_home(folder),
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),  # workers' default is python3 of PATH
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": python_path(),
@@ -201,6 +202,24 @@ def _environment(java: Path, *, local: bool) -> Iterator[None]:
         for name in values:
             os.environ.pop(name, None)
         os.environ.update(before)
+
+
+def _spark_home(folder: Path) -> str:
+    """Return ``SPARK_HOME``; without it one of ours, made in ``folder``, that lacks the archive of PySpark's source.
+
+    Python workers import from that first, and compile it anew each time: a second of each start.
+    """
+    from pyspark.find_spark_home import _find_spark_home
+
+    if given := os.environ.get("SPARK_HOME"):
+        return given
+    installed = Path(_find_spark_home()).resolve()
+    home = folder / f"spark-{hashlib.sha256(os.fsencode(installed)).hexdigest()[:12]}"
+    home.mkdir(exist_ok=True)
+    for name in ("bin", "conf", "jars"):
+        with suppress(FileExistsError):
+            (home / name).symlink_to(installed / name)
+    return str(home)
 
 
 # -- Java --------------------------------------------------------------------------------------------------------------
@@ -286,7 +305,7 @@ def _archiving(java: Path, folder: Path) -> list[str]:
 
     home = (java / "real").resolve()
     parts = (home, (home / "release").read_text(errors="replace"), pyspark.__version__, pyspark.__file__)
-    key = hashlib.sha256("\n".join([*map(str, parts), os.environ.get("SPARK_HOME", "")]).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\n".join([*map(str, parts), _spark_home(folder)]).encode()).hexdigest()[:16]
     archive, base = folder / f"classes-{key}.jsa", folder / f"base-{key}.jsa"
     if java_version(home) < SELF_ARCHIVING_JAVA:
         with suppress(FileNotFoundError), archive.open("rb") as content:

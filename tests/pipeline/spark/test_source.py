@@ -24,10 +24,12 @@ from tests.support import sql
 
 
 def test_the_running_session_is_used_and_its_workers_are_this_python_with_this_package(spark: SparkSession) -> None:
-    def where(_row: object) -> tuple[str, str]:
+    def where(_row: object) -> tuple[str, ...]:
+        import pyspark
+
         import django_dbtaskqueue
 
-        return sys.executable, django_dbtaskqueue.__file__
+        return sys.executable, django_dbtaskqueue.__file__, pyspark.__file__  # compiled, not in an archive of source
 
     assert spark_session(master="local[7]") is spark and spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.sparkContext.parallelize([1]).map(where).collect() == [where(None)]
