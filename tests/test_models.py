@@ -199,8 +199,8 @@ LINES = {
     "priorities": [0, 0, 1, 2, 3, 4], "times": ["-infinity"] * 6, "ids": [0] * 6,
 }  # fmt: skip
 PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    **dict.fromkeys(("checkout_skip_locked", "candidates", "priorities", "ages"), ({}, BY_LINE)),
-    **dict.fromkeys(("exhausted", "seconds_until_exhausted"), ({}, BY_LINE)),
+    **dict.fromkeys(("checkout_skip_locked", "checkout_beside_others", "candidates", "priorities"), ({}, BY_LINE)),
+    **dict.fromkeys(("ages", "exhausted", "seconds_until_exhausted"), ({}, BY_LINE)),
     **dict.fromkeys(("checkout_of_many", "priorities_of_many"), (LINES, BY_LINE)),
     **dict.fromkeys(("checkout_optimistic", "renew", "delete_counted"), (FENCED, BY_KEY)),
     **dict.fromkeys(("delete_settled", "outcome_of"), (FENCED, BY_KEY)),

@@ -41,6 +41,7 @@ FULL_SCAN_TIME_SHARE = 1 / 20  # of the time, for what a full scan costs more th
 FULL_SCAN_MIN_INTERVAL_S = 0.05  # between two full scans while there is something after the watermarks
 FULL_SCAN_MAX_INTERVAL_S = 1.0  # a task behind a watermark waits at most this long for a full scan
 MIN_ROWS_FOR_COST_SAMPLE = 50  # fewer rows give no useful timing: most of it is the round trip
+MIN_SHARED_ROWS = 50  # a smaller checkout walks past few rows that others hold
 COST_SMOOTHING = 0.2
 SCAN_NOW = 0.0  # as ``next_full_scan``: the next checkout is a full scan
 ID, QUEUE, PRIORITY, READY_TIME = (POSITION[name] for name in ("id", "queue", "priority", "ready_text"))
@@ -100,6 +101,11 @@ class ScanCursor:
     def allows_full_scan(self, now: float) -> bool:
         """Whether a full scan may run now, given that there is nothing after the watermarks."""
         return not self.scanning and now >= min(self.may_full_scan, self.next_full_scan)
+
+    def is_shared(self, params: Params) -> bool:
+        """Whether a checkout after the watermarks uses those of the other pollers: a large one of any task in order."""
+        some = self.aged or params["tags"] != NO_VALUES["postgresql"] or "without" in params
+        return bool(self.others and not some and not self.scanning and params["limit"] >= MIN_SHARED_ROWS)
 
     def advance(self, watermarks: Watermarks, rows: list[Row]) -> None:
         """Remember ``watermarks``, and of each priority the last row taken; ``rows`` are in ready order."""
@@ -243,7 +249,10 @@ class SkipLocked:
         return scan.rows
 
     def _take_after(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
-        return session.repeat(session.sql.checkout_skip_locked, params)
+        sql = session.sql
+        return session.repeat(
+            sql.checkout_beside_others if cursor.is_shared(params) else sql.checkout_skip_locked, params
+        )
 
 
 class Optimistic(SkipLocked):

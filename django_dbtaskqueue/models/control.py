@@ -76,7 +76,10 @@ class Limit(NumberedRow):
 
 
 class Poller(models.Model):
-    """One running poller, as it last reported. Nothing depends on this row: a lease lives on its task."""
+    """One running poller, as it last reported. Nothing depends on this row: a lease lives on its task.
+
+    ``taken_``…: the last row of its latest large checkout, behind which other pollers need not look.
+    """
 
     instance = models.CharField(_("instance"), max_length=200, primary_key=True)
     host = models.CharField(_("host"), max_length=200, db_default="")
@@ -94,6 +97,10 @@ class Poller(models.Model):
     running = JsonField(_("running"), shape=list, of=dict)
     applied_settings = models.TextField(_("applied settings"), db_default="")
     requested_command = models.CharField(_("requested command"), max_length=30, blank=True, db_default="")
+    taken_queue = models.CharField(_("queue"), max_length=200, blank=True, db_default="")
+    taken_priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
+    taken_time = TimeField(_("ready time"), null=True, blank=True)
+    taken_id = models.BigIntegerField(_("task"), null=True, blank=True)
 
     class Meta:
         default_permissions = ("view",)

@@ -25,7 +25,7 @@ from django_dbtaskqueue.flow.checkout import ScanCursor, Strategy
 from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.run import Processor, is_without_handler
-from django_dbtaskqueue.models import AbstractTask, Poller
+from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
 from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.poller.executors import Executor
@@ -33,7 +33,6 @@ from django_dbtaskqueue.poller.executors import Executor
 MIN_LIKELY_READY_TASKS = 20  # that a full fetch suggests are left
 FOREIGN_TYPES_SECONDS = 10.0  # between two looks whether other pollers still have a processor for what we leave out
 Refusal = tuple[Lease, Settlement | None]  # a task that must not start here, and what becomes of it
-POLLER_TABLE = f'"{Poller._meta.db_table}"'
 POLL_JITTER = (0.8, 1.2)  # factors of the idle pause
 FAST_TASK_SECONDS = 0.0002  # one thread runs such a task sooner than a second thread wakes
 # After a lease that ran out before its task reached the poller, leases last at least so long: at first, and at most.
@@ -295,7 +294,7 @@ def reports_of_others(session: Session, instance: str) -> list[list[Any]]:
     """Return what each other live poller says of its queues."""
     dialect = session.sql.dialect
     alive = f"state <> 'STOPPED' AND heartbeat_time > {dialect.later('%(seconds)s')}"
-    sql = f"SELECT {dialect.text('queues')} FROM {POLLER_TABLE} WHERE instance <> %(instance)s AND {alive}"  # noqa: S608 -- the name of a model
+    sql = f"SELECT {dialect.text('queues')} FROM {session.sql.tables.poller} WHERE instance <> %(instance)s AND {alive}"  # noqa: S608 -- the name of a model
     since = -MISSED_HEARTBEATS * conf.settings().heartbeat.total_seconds()
     return [as_list(read(text)) for (text,) in session.run(sql, {"instance": instance, "seconds": since})]
 

@@ -70,7 +70,10 @@ def _deadly(run: Callable[[Session, str, Any], Any]) -> Callable[[Session, str, 
 
 def _kind(session: Session, sql: str) -> str | None:
     for known in (session.sql, session.sql.one):
-        checkouts = known.checkout_skip_locked, known.checkout_optimistic, known.checkout_single_writer()
+        checkouts = (
+            known.checkout_skip_locked, known.checkout_beside_others,
+            known.checkout_optimistic, known.checkout_single_writer(),
+        )  # fmt: skip
         outcomes = known.complete_plain, known.complete
         kinds = {"checkout": checkouts, "outcome": outcomes, "renew": (known.renew,), "write": (known.write,)}
         for kind, texts in kinds.items():

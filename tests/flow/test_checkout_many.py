@@ -12,7 +12,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, move
 from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, Scan, ScanCursor, take_rows
 from django_dbtaskqueue.flow.port import SettlePort
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.models import Poller, Task
 from tests.clock import SteppedClock
 from tests.factories import LEASE, make_task
 from tests.support import sql
@@ -214,9 +214,10 @@ def test_where_nothing_is_parked_one_statement_looks_for_it(django_assert_num_qu
 
 
 @pytest.mark.parametrize("pollers", [1, 4, 12])
-def test_a_checkout_reads_what_others_took_since_its_own_last_one_and_no_more(pollers: int) -> None:
+def test_a_checkout_begins_where_the_latest_of_all_pollers_ended(pollers: int) -> None:
     batch, turns, before, held = 50, 5, 0, dict[int, list[Lease]]()
-    cursors = [ScanCursor("parcels") for _ in range(pollers)]
+    cursors = [ScanCursor("parcels", others=pollers - 1) for _ in range(pollers)]
+    Poller.objects.bulk_create([Poller(instance=f"p{number}", queues=["parcels"]) for number in range(pollers)])
     enqueue_many("parcels", [{}] * (pollers * batch * (turns + 1)))
     for turn in range(turns + 1):
         before = before if turn > 1 else entries_read()  # the first turn is full scans
@@ -228,7 +229,25 @@ def test_a_checkout_reads_what_others_took_since_its_own_last_one_and_no_more(po
             assert len(held[number]) == batch
             line.may_full_scan = line.next_full_scan = FUTURE
     # A row that found its page full has two entries.
-    assert entries_read() - before <= 1.2 * (pollers + 1) * pollers * batch * turns
+    assert entries_read() - before <= 1.5 * pollers * batch * turns
+
+
+def test_a_task_behind_what_another_poller_told_is_found_by_the_next_full_scan() -> None:
+    told = Poller.objects.create(instance="other", queues=[], taken_queue="parcels", taken_priority=0, taken_id=0)
+    line = ScanCursor("parcels", others=1)
+    first, second, third = (make_task(ready_time=timedelta(hours=hours)).pk for hours in (-3, -2, -1))
+    Poller.objects.update(taken_time=Task.objects.get(pk=third).ready_time)
+    line.watermarks = {0: (str(Task.objects.get(pk=first).ready_time), first)}
+    line.may_full_scan = line.next_full_scan = FUTURE
+    assert ids(take({"parcels": line})) == [[third]], "it begins at the furthest of all pollers"
+    line.may_full_scan = PAST
+    assert ids(take({"parcels": line})) == [[first, second]]
+    later = make_task()
+    for time in ("infinity", "2200-01-01"):
+        sql("UPDATE dbtaskqueue_poller SET taken_time = %s WHERE instance = %s", [time, told.pk])
+        line.may_full_scan = line.next_full_scan = FUTURE
+        assert ids(take({"parcels": line})) == [[later.pk]], "no task in the future has been taken"
+        later = make_task()
 
 
 def entries_read() -> int:

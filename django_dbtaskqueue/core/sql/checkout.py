@@ -45,10 +45,10 @@ class CheckoutStatements(Group):
     _paused = part("EXISTS (SELECT 1 FROM {queue} AS q WHERE q.name = %(queue_name)s AND {_in_pause})")
     _in_pause = part("q.paused_time IS NOT NULL AND (q.paused_until IS NULL OR q.paused_until > {now})")
 
-    def _ready_tasks(self, columns: str, lock: str) -> str:
+    def _ready_tasks(self, columns: str, lock: str, watermarks: str = WATERMARKS) -> str:
         """The first ready tasks behind the watermarks, one index range per priority, at most ``limit``."""
         ready = self._ready_tasks_of(columns, f"ORDER BY ready_time, id LIMIT %(limit)s {lock}")
-        return f"SELECT x.* FROM {WATERMARKS} CROSS JOIN LATERAL ({ready}) AS x LIMIT %(limit)s"
+        return f"SELECT x.* FROM {watermarks} CROSS JOIN LATERAL ({ready}) AS x LIMIT %(limit)s"
 
     def _ready_tasks_of(self, columns: str, order: str) -> str:
         return (
@@ -59,6 +59,24 @@ class CheckoutStatements(Group):
     # Lock due rows, charge and lease them, in one HOT update. The array of ctids is an InitPlan that runs once, so
     # LIMIT cannot be overrun and a TID scan has no rival plan.
     checkout_skip_locked = template("{_take:ctid = ANY(ARRAY({_ready_tasks:ctid|FOR NO KEY UPDATE SKIP LOCKED}))}")
+
+    # ``checkout_skip_locked`` beside other pollers: it begins after the furthest row that one of them has told, so that
+    # it does not walk over the rows that they hold, and tells its own last row, unless somebody has locked where.
+    checkout_beside_others = template(
+        "WITH b AS MATERIALIZED ({_furthest}),"
+        " found AS MATERIALIZED ({_ready_tasks:ctid, priority, ready_time, id|FOR NO KEY UPDATE SKIP LOCKED|b}),"
+        " told AS (UPDATE {poller} SET taken_queue = %(queue_name)s, (taken_priority, taken_time, taken_id) ="
+        " (SELECT priority, ready_time, id FROM found ORDER BY priority DESC, ready_time DESC, id DESC LIMIT 1)"
+        " WHERE instance IN (SELECT p.instance FROM {poller} AS p WHERE p.instance = %(poller_instance)s"
+        " AND EXISTS (SELECT FROM found) FOR NO KEY UPDATE OF p SKIP LOCKED))"
+        " {_take:ctid = ANY(ARRAY(SELECT ctid FROM found))}"
+    )
+    _furthest = part(
+        f"SELECT DISTINCT ON (p) p, bound_time, bound_id FROM (SELECT b.* FROM {WATERMARKS} UNION ALL"
+        " SELECT taken_priority, taken_time, taken_id FROM {poller}"
+        " WHERE taken_queue = %(queue_name)s AND taken_time <= {now}) AS m WHERE p = ANY(%(priorities)s::smallint[])"
+        " ORDER BY p, bound_time DESC, bound_id DESC"
+    )
 
     # ``checkout_skip_locked`` of several queues in order: of each at most its share, in all ``limit``. Rows behind the
     # limit are neither read nor locked: the outer LIMIT stops the joins that feed it.

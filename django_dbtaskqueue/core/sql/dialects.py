@@ -171,6 +171,7 @@ class Tables:
     attempt: str = '"dbtaskqueue_attempt"'
     counts: str = COUNTS_TABLE
     queue: str = '"dbtaskqueue_queue"'
+    poller: str = '"dbtaskqueue_poller"'
     ledger: str = '"dbtaskqueue_usedreference"'
     limit: str = '"dbtaskqueue_limit"'
     dependency: str = '"dbtaskqueue_dependency"'

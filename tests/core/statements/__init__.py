@@ -49,9 +49,9 @@ PARTS = {
     "tables_of_people", "finished_in", "create_trigger", "minute_step",
 }  # fmt: skip
 ONLY_POSTGRESQL = {
-    "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many",
-    "insert_uniform", "copy_uniform", "reserve_ids", "some_taken", "counts", "first_tasks", "estimate",
-    "remove_old", "lock_table", "lock_groups_of", "ArchiveStatements.lock",
+    "checkout_skip_locked", "checkout_beside_others", "checkout_of_many", "candidates", "priorities",
+    "priorities_of_many", "insert_uniform", "copy_uniform", "reserve_ids", "some_taken", "counts", "first_tasks",
+    "estimate", "remove_old", "lock_table", "lock_groups_of", "ArchiveStatements.lock",
 }  # fmt: skip
 ONLY_SQLITE = {"checkout_single_writer", "counts_exact"}
 

@@ -134,6 +134,79 @@ FROM (
 WHERE l.queue_name = %(queue_name)s
 AND l.group_key = u.group_name;
 
+-- Statements.checkout_beside_others
+WITH b AS MATERIALIZED (
+    SELECT DISTINCT
+    ON (p) p, bound_time, bound_id
+    FROM (
+        SELECT b.*
+        FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p,
+            bound_time, bound_id)
+        UNION ALL
+        SELECT taken_priority, taken_time, taken_id
+        FROM "dbtaskqueue_poller"
+        WHERE taken_queue = %(queue_name)s
+        AND taken_time <= statement_timestamp()
+    ) AS m
+    WHERE p = ANY(%(priorities)s::smallint[])
+    ORDER BY p, bound_time DESC, bound_id DESC
+), found AS MATERIALIZED (
+    SELECT x.*
+    FROM b
+    CROSS JOIN LATERAL (
+        SELECT ctid, priority, ready_time, id
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = %(queue_name)s
+        AND priority = b.p
+        AND (ready_time, id) > (b.bound_time, b.bound_id)
+        AND ready_time <= statement_timestamp()
+        AND next_process_time <= statement_timestamp()
+        AND attempt < max_attempts
+        AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+        AND NOT EXISTS (
+            SELECT 1
+            FROM "dbtaskqueue_queue" AS q
+            WHERE q.name = %(queue_name)s
+            AND q.paused_time IS NOT NULL
+            AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+        )
+        ORDER BY ready_time, id
+        LIMIT %(limit)s
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS x
+    LIMIT %(limit)s
+), told AS (
+    UPDATE "dbtaskqueue_poller"
+    SET taken_queue = %(queue_name)s, (taken_priority, taken_time, taken_id) = (
+        SELECT priority, ready_time, id
+        FROM found
+        ORDER BY priority DESC, ready_time DESC, id DESC
+        LIMIT 1
+    )
+    WHERE instance IN (
+        SELECT p.instance
+        FROM "dbtaskqueue_poller" AS p
+        WHERE p.instance = %(poller_instance)s
+        AND EXISTS (
+            SELECT
+            FROM found
+        )
+        FOR NO KEY UPDATE OF p SKIP LOCKED
+    )
+) UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
+    + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' THEN least(abs(lost_leases) + 1, 1000)
+    ELSE -abs(lost_leases) END
+WHERE ctid = ANY(ARRAY(
+    SELECT ctid
+    FROM found
+))
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
+
 -- Statements.checkout_expired
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
@@ -3889,6 +3962,80 @@ CROSS JOIN LATERAL (
     LIMIT %(limit)s
 ) AS x
 LIMIT %(limit)s;
+
+-- Statements.checkout_beside_others (without some payload types)
+WITH b AS MATERIALIZED (
+    SELECT DISTINCT
+    ON (p) p, bound_time, bound_id
+    FROM (
+        SELECT b.*
+        FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p,
+            bound_time, bound_id)
+        UNION ALL
+        SELECT taken_priority, taken_time, taken_id
+        FROM "dbtaskqueue_poller"
+        WHERE taken_queue = %(queue_name)s
+        AND taken_time <= statement_timestamp()
+    ) AS m
+    WHERE p = ANY(%(priorities)s::smallint[])
+    ORDER BY p, bound_time DESC, bound_id DESC
+), found AS MATERIALIZED (
+    SELECT x.*
+    FROM b
+    CROSS JOIN LATERAL (
+        SELECT ctid, priority, ready_time, id
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = %(queue_name)s
+        AND priority = b.p
+        AND (ready_time, id) > (b.bound_time, b.bound_id)
+        AND ready_time <= statement_timestamp()
+        AND next_process_time <= statement_timestamp()
+        AND attempt < max_attempts
+        AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+        AND NOT coalesce(payload_type, '') = ANY(%(without)s::text[])
+        AND NOT EXISTS (
+            SELECT 1
+            FROM "dbtaskqueue_queue" AS q
+            WHERE q.name = %(queue_name)s
+            AND q.paused_time IS NOT NULL
+            AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+        )
+        ORDER BY ready_time, id
+        LIMIT %(limit)s
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS x
+    LIMIT %(limit)s
+), told AS (
+    UPDATE "dbtaskqueue_poller"
+    SET taken_queue = %(queue_name)s, (taken_priority, taken_time, taken_id) = (
+        SELECT priority, ready_time, id
+        FROM found
+        ORDER BY priority DESC, ready_time DESC, id DESC
+        LIMIT 1
+    )
+    WHERE instance IN (
+        SELECT p.instance
+        FROM "dbtaskqueue_poller" AS p
+        WHERE p.instance = %(poller_instance)s
+        AND EXISTS (
+            SELECT
+            FROM found
+        )
+        FOR NO KEY UPDATE OF p SKIP LOCKED
+    )
+) UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
+    + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' THEN least(abs(lost_leases) + 1, 1000)
+    ELSE -abs(lost_leases) END
+WHERE ctid = ANY(ARRAY(
+    SELECT ctid
+    FROM found
+))
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
 
 -- Statements.checkout_of_many (without some payload types)
 UPDATE "dbtaskqueue_task"
