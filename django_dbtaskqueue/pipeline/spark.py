@@ -188,7 +188,7 @@ def _environment(java: Path, folder: Path, *, local: bool) -> Iterator[None]:
     """Set in the block what the JVM and its Python workers take from the environment."""
     values = {
         "JAVA_HOME": str(java),
-        "SPARK_HOME": _spark_home(folder),
+        "SPARK_HOME": spark_home(folder),
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),  # workers' default is python3 of PATH
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": python_path(),
@@ -204,7 +204,7 @@ def _environment(java: Path, folder: Path, *, local: bool) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _spark_home(folder: Path) -> str:
+def spark_home(folder: Path) -> str:
     """Return ``SPARK_HOME``; without it one of ours, made in ``folder``, that lacks the archive of PySpark's source.
 
     Python workers import from that first, and compile it anew each time: a second of each start.
@@ -305,7 +305,7 @@ def _archiving(java: Path, folder: Path) -> list[str]:
 
     home = (java / "real").resolve()
     parts = (home, (home / "release").read_text(errors="replace"), pyspark.__version__, pyspark.__file__)
-    key = hashlib.sha256("\n".join([*map(str, parts), _spark_home(folder)]).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\n".join([*map(str, parts), spark_home(folder)]).encode()).hexdigest()[:16]
     archive, base = folder / f"classes-{key}.jsa", folder / f"base-{key}.jsa"
     if java_version(home) < SELF_ARCHIVING_JAVA:
         with suppress(FileNotFoundError), archive.open("rb") as content:

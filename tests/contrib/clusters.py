@@ -6,10 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-import pyspark
 
 from django_dbtaskqueue.contrib.embedded import free_port
-from django_dbtaskqueue.pipeline.spark import find_java, scratch
+from django_dbtaskqueue.pipeline.spark import find_java, scratch, spark_home
 from tests.forks import Started
 
 LONG_S = 200.0  # of a quiet machine: several Java processes start
@@ -38,11 +37,12 @@ class Cluster:
 
     def _run(self, name: str, *arguments: str) -> Started:
         log = self.folder / f"daemon-{len(list(self.folder.glob('daemon-*')))}"
+        home = spark_home(scratch())
         env = os.environ | {"JAVA_HOME": str(find_java(scratch())), "PYSPARK_PYTHON": sys.executable}
-        env |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
+        env |= {"SPARK_HOME": home, "SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
         env |= {"SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA, "SPARK_LAUNCHER_OPTS": QUICK_JAVA}
-        program = Path(pyspark.__file__).parent / "bin" / "spark-class"
-        command = [str(program), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0"]
+        command = [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}"]
+        command += ["--host", "127.0.0.1", "--webui-port", "0"]
         started = Started([*command, *arguments], env, self.folder, log)
         self._stack.callback(started.kill)
         return started
