@@ -191,6 +191,7 @@ WITH b AS MATERIALIZED (
             SELECT
             FROM found
         )
+        AND pg_stat_get_dead_tuples('"dbtaskqueue_poller"'::regclass) < 1000
         FOR NO KEY UPDATE OF p SKIP LOCKED
     )
 ) UPDATE "dbtaskqueue_task"
@@ -4021,6 +4022,7 @@ WITH b AS MATERIALIZED (
             SELECT
             FROM found
         )
+        AND pg_stat_get_dead_tuples('"dbtaskqueue_poller"'::regclass) < 1000
         FOR NO KEY UPDATE OF p SKIP LOCKED
     )
 ) UPDATE "dbtaskqueue_task"
