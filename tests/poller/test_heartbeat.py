@@ -124,18 +124,6 @@ def test_it_outlives_the_loss_of_every_connection_and_says_so_once(settings: Any
     assert sum("Heartbeat and rescue fail" in message for message in caplog.messages) == 1
 
 
-def test_a_task_whose_process_died_on_its_last_attempt_ends_in_error(process_database: ProcessDatabase) -> None:
-    task = spent()
-    with polling({"brief": 1}):
-        until(lambda: status_of(task) == "ERROR")
-    task.refresh_from_db()
-    assert (task.attempt, task.total_attempt, task.ready_time) == (3, 3, None)
-    assert task.finish_time and "died or never answered during attempt 3 of 3" in (task.process_result or "")
-    kind = "django_dbtaskqueue.core.exceptions.ProcessDied"
-    (attempt,) = Attempt.objects.values_list("task_id", "total_attempt", "poller_instance", "error_type")
-    assert attempt == (task.pk, 3, task.poller_instance, kind)
-
-
 def test_the_end_comes_within_a_fifth_of_the_lease() -> None:
     for queue in (state_of("brief"), state_of("work")):
         lease = queue.settings.lease.total_seconds()
@@ -150,11 +138,15 @@ def test_the_end_comes_within_a_fifth_of_the_lease() -> None:
 
 
 def test_more_tasks_than_one_batch_are_rescued_at_one_go(process_database: ProcessDatabase) -> None:
-    for _ in range(130):
-        spent()
+    task, *_ = [spent() for _ in range(130)]
     heartbeat.Rescuer([state_of("brief")]).look()
     assert Counter(Task.objects.values_list("status", flat=True)) == {"ERROR": 130}
     assert Attempt.objects.count() == 130
+    task.refresh_from_db()
+    assert (task.attempt, task.total_attempt, task.ready_time) == (3, 3, None)
+    assert task.finish_time and "died or never answered during attempt 3 of 3" in (task.process_result or "")
+    attempt = Attempt.objects.values_list("total_attempt", "poller_instance", "error_type").get(task_id=task.pk)
+    assert attempt == (3, task.poller_instance, "django_dbtaskqueue.core.exceptions.ProcessDied")
 
 
 def test_many_queues_are_looked_into_at_once(process_database: ProcessDatabase, django_assert_num_queries: Any) -> None:
