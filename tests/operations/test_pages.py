@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
@@ -33,9 +32,8 @@ from django_dbtaskqueue.operations.queue_stats import Point
 from django_dbtaskqueue.operations.report_page import html_file
 from tests.factories import HOLDER, QUEUE, make_task
 from tests.operations.site import ADMIN, OVERVIEW, POLLERS, QUEUES, TASKS, attempt, failure_group, staff, text
-from tests.poller.processes import polling
 from tests.report_figures import report_figures
-from tests.support import until, with_settings
+from tests.support import with_settings
 
 _settings = with_settings(QUEUES={QUEUE: {"lease": "2m"}, "letters": {}}, HEARTBEAT="1s")
 CHARTS = f"{OVERVIEW}?charts"
@@ -301,26 +299,6 @@ def test_pollers_are_told_and_asked_about_before(op: Client) -> None:
     assert dict(Poller.objects.values_list("instance", "requested_command")) == {HOLDER: "drain", "ended": ""}
     assert "drain requested" in text(op.get(POLLERS))
     assert (AuditEntry.objects.get().reason, LogEntry.objects.count()) == ("a new release", 1)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_poller_follows_what_it_is_told(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"HEARTBEAT": "100ms"}
-
-    def tell(command: str, shows: Callable[[], bool]) -> None:
-        Poller.objects.filter(pk=poller.instance).update(requested_command=command)
-        until(shows)
-
-    with polling({"work": 1}) as poller:
-        until(lambda: Poller.objects.filter(pk=poller.instance, state="RUNNING").exists())
-        tell("pause", lambda: poller.paused)
-        until(lambda: Poller.objects.get().state == "PAUSED")
-        waiting = make_task(queue="work")
-        poller.wake("work")
-        tell("start", lambda: not poller.paused)
-        until(lambda: Task.objects.get(pk=waiting.pk).status == "COMPLETED")
-        tell("drain", lambda: poller.wait(0))
-    assert Poller.objects.get().requested_command == ""
 
 
 HOSTILE_TEXTS = ["x", "", " ", "%", "'", "a:b", "-1", "9" * 30, "\ud800", "a\0b", "9999-12-31", "[" * 500, "é" * 300]

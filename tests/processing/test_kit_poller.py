@@ -1,5 +1,6 @@
 """The test kit's poller does what ``runtaskpoller`` does, and ``drain`` obeys what operators set."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -24,20 +25,27 @@ def override(site: Site, **overrides: Any) -> None:
 @both
 def test_the_kits_poller_reports_obeys_rescues_and_unparks(site: Site) -> None:
     processor(QUEUE)(lambda task: None)
+    pollers = Poller.objects.using(site.alias)
+
+    def tell(command: str, shows: Callable[[], bool]) -> None:
+        pollers.update(requested_command=command)
+        until(shows)
+
     with site.poller() as poller:
-        until(Poller.objects.using(site.alias).filter(pk=poller.instance, state="RUNNING").exists)
+        until(pollers.filter(pk=poller.instance, state="RUNNING").exists)
         override(site, batch_size=7)
         until(lambda: poller.queues[QUEUE].settings.batch_size == 7)
-        Poller.objects.using(site.alias).update(requested_command="pause")
-        until(lambda: poller.paused)
-        poller.resume()
+        tell("pause", lambda: poller.paused)
+        until(pollers.filter(state="PAUSED").exists)
+        tell("start", lambda: not poller.paused)
         orphan: dict[str, Any] = {"attempt": 5, "max_attempts": 5, "next_process_time": -timedelta(hours=1)}
         dead = make_task("PROCESSING", queue=QUEUE, using=site.alias, **orphan)
         reason = f"no handler for payload type plain JSON on queue {QUEUE}"
         parked = make_task("CREATED", queue=QUEUE, parked_by=reason, using=site.alias)
         site.until(dead, "ERROR")
         site.until(parked)
-    assert Poller.objects.using(site.alias).get().state == "STOPPED"
+        tell("drain", lambda: poller.wait(0))
+    assert pollers.values_list("state", "requested_command").get() == ("STOPPED", "")
 
 
 def test_a_processor_reads_the_project_s_own_settings_of_its_queue(site: Site, settings: Any) -> None:
