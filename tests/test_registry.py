@@ -3,7 +3,7 @@
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, make_dataclass
+from dataclasses import make_dataclass
 from functools import partial
 from typing import Any
 
@@ -15,18 +15,9 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
+from tests.processing.conftest import Crate, Letter
 
 pytestmark = pytest.mark.usefixtures("taskqueue_registry")
-
-
-@dataclass
-class Letter:
-    to: str
-
-
-@dataclass
-class Parcel:
-    weight: int
 
 
 def write(task: Lease) -> str:
@@ -75,7 +66,8 @@ def test_what_can_be_a_processor(function: Any, is_async: bool) -> None:
     assert Writer.made == before + (function is Writer)
 
 
-TAKEN = [([], []), ([None], [None]), ([Letter, Parcel], ["Letter", "Parcel"])]
+HOME = Letter.__module__
+TAKEN = [([], []), ([None], [None]), ([Letter, Crate], ["Crate", "Letter"])]
 TAKEN += [(registered, [None, "Letter"]) for registered in ([Letter], [None, Letter])]
 
 
@@ -83,11 +75,11 @@ TAKEN += [(registered, [None, "Letter"]) for registered in ([Letter], [None, Let
 def test_who_takes_a_row(registered: list[type | None], taken: list[str | None]) -> None:
     for payload in registered:
         registry.register("letters", write, payload=payload)
-    found = {kind: registry.find("letters", kind and f"{__name__}.{kind}") for kind in (None, "Letter", "Parcel")}
+    found = {kind: registry.find("letters", kind and f"{HOME}.{kind}") for kind in (None, "Crate", "Letter")}
     assert [kind for kind, made in found.items() if made] == taken
-    assert all(found[kind].payload_type == f"{__name__}.{kind}" for kind in taken if kind)
+    assert all(found[kind].payload_type == f"{HOME}.{kind}" for kind in taken if kind)
     assert registry.find("letters", "Letter") is None
-    assert registry.payload_types("letters") == [f"{__name__}.{kind}" for kind in taken if kind]
+    assert registry.payload_types("letters") == [f"{HOME}.{kind}" for kind in taken if kind]
     assert len(registry.processors("letters")) == len(registered)
 
 
@@ -134,10 +126,10 @@ def test_a_row_names_nothing_into_being() -> None:
     registry.register("letters", write, payload=Letter)
     before = set(sys.modules)
     for name in NAMES:
-        make_task(queue="letters", payload_type=name, payload={"to": "you"})
+        make_task(queue="letters", payload_type=name, payload={"text": "you"})
         assert registry.find("letters", name) is None
         (lease,) = Task.objects.checkout("letters", poller_instance="p")
-        assert lease.payload == {"to": "you"}
+        assert lease.payload == {"text": "you"}
     assert not {"antigravity", "this"} & (set(sys.modules) - before)
 
 
