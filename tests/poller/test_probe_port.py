@@ -26,6 +26,7 @@ from tests.docs.pages import free_port
 from tests.forks import Program
 from tests.operations.test_prometheus import scraped
 from tests.poller.processes import Gate, running, runtaskpoller
+from tests.processing.named import listening
 from tests.support import PATIENCE, until
 
 PORT = re.compile(r"Probes and metrics: http://127\.0\.0\.1:(\d+)/metrics")
@@ -156,25 +157,21 @@ class Sticky(signals.Listener):
 def test_a_poller_whose_thread_is_stuck_does_not_live(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, listener = manager.of_this_process(monkeypatch, WATCHDOG_USEC="200000"), Sticky()
     here, poller = Address("127.0.0.1", free_port()), Poller({"work": 1})
-    signals.register(listener)
 
     def said() -> str:
         ours.tell(probes, PollerSnapshot.of(poller), stopping=False)
         return "" if manager.silent() else manager.heard[-1]
 
-    try:
-        with running(poller) as heartbeat, served(here, probes := PollerProbes(poller, heartbeat)):
-            assert listener.entered.wait(PATIENCE)
-            assert status(here.port, "live") == 200  # for up to five minutes it may be a slow database
-            until(lambda: "fetch 0" in ask(here.port, "/healthz/live?within=0.2")[1])
-            assert status(here.port, "live?within=0.2") == 503
-            until(lambda: "Threads are busy for longer than 200ms: fetch 0" in said())
-            assert "WATCHDOG" not in manager.heard[-1]
-            listener.go.set()
-            until(lambda: status(here.port, "ready") == 200)
-            until(lambda: "WATCHDOG=1" in said())
-    finally:
-        signals.unregister(listener)
+    with listening(listener), running(poller) as heartbeat, served(here, probes := PollerProbes(poller, heartbeat)):
+        assert listener.entered.wait(PATIENCE)
+        assert status(here.port, "live") == 200  # for up to five minutes it may be a slow database
+        until(lambda: "fetch 0" in ask(here.port, "/healthz/live?within=0.2")[1])
+        assert status(here.port, "live?within=0.2") == 503
+        until(lambda: "Threads are busy for longer than 200ms: fetch 0" in said())
+        assert "WATCHDOG" not in manager.heard[-1]
+        listener.go.set()
+        until(lambda: status(here.port, "ready") == 200)
+        until(lambda: "WATCHDOG=1" in said())
 
 
 def test_a_port_in_use_is_a_wrong_configuration(sqlite_process_database: ProcessDatabase) -> None:

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.docs.pages import free_port
 from tests.forks import Program, program
 from tests.poller.processes import Gate, alive, pids, status_of
+from tests.processing.named import listening
 from tests.support import until
 
 SETTINGS = """
@@ -102,16 +103,11 @@ class LeavesOnce(signals.Listener):
 @pytest.mark.usefixtures("sqlite_process_database")
 def test_a_poller_whose_thread_died_is_started_again(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     settings.DBTASKQUEUE = {"EMBEDDED_POLLER": {"queues": ["work"]}, "HEARTBEAT": "200ms"}
-    listener = LeavesOnce()
-    signals.register(listener)
-    embedded = web_process.EmbeddedPoller()
-    try:
+    with listening(LeavesOnce()), ExitStack() as stack:
+        stack.callback(web_process.EmbeddedPoller().stop)
         until(lambda: pids() and Poller.objects.count() == 2)
         task = enqueue("work")
         until(lambda: status_of(task) == "COMPLETED")
-    finally:
-        embedded.stop()
-        signals.unregister(listener)
     assert "Thread dbtaskqueue-fetch-0 ended: its poller ends, another one must replace it" in caplog.messages
     assert set(Poller.objects.values_list("state", flat=True)) == {"STOPPED"}
 
