@@ -216,7 +216,8 @@ def test_replace_refuses_all_when_one_is_no_longer_created(alias: str) -> None:
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_the_async_twins_keep_the_same_promises(alias: str) -> None:
     async def story() -> None:
-        task = await django_dbtaskqueue.aenqueue("parcels", "r", Letter("you"), priority=2, using=alias)
+        with context.bound(request="async"):
+            task = await django_dbtaskqueue.aenqueue("parcels", "r", Letter("you"), priority=2, using=alias)
         assert (task.reference, task.priority, task.payload_type) == ("r", 2, f"{Letter.__module__}.Letter")
         with pytest.raises(DuplicateTask):
             await django_dbtaskqueue.aenqueue("parcels", "r", using=alias)
@@ -228,6 +229,7 @@ def test_the_async_twins_keep_the_same_promises(alias: str) -> None:
         await sync_to_async(connections.close_all)()
 
     asyncio.run(story())
+    assert Task.objects.using(alias).get(reference="r").context == {"request": "async"}
     assert sorted(map(str, Task.objects.using(alias).values_list("reference", flat=True))) == ["a", "r"]
     first, _, rest = str(inspect.getdoc(django_dbtaskqueue.aenqueue)).partition("\n\n")
     assert first == "``enqueue`` for async code: the same arguments, promises and errors."

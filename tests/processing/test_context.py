@@ -14,7 +14,7 @@ from django.utils import timezone, translation
 from django.utils.timezone import get_current_timezone_name
 from django.utils.translation import get_language
 
-from django_dbtaskqueue import Complete, aenqueue, enqueue_many, processor
+from django_dbtaskqueue import Complete, enqueue_many, processor
 from django_dbtaskqueue.core import context
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.core.lease import Lease
@@ -126,15 +126,6 @@ def test_a_batch_call_has_no_context_of_its_own(site: Site) -> None:
         site.enqueue()
     site.run()
     assert site.values("result") == [[{"a": 1}, {}]]
-
-
-@committed
-def test_async_enqueue_takes_it_along(site: Site) -> None:
-    async def produce() -> Any:
-        with context.bound(request="async"):
-            return await aenqueue(QUEUE, using=site.alias)
-
-    assert site.task(asyncio.run(produce())).context == {"request": "async"}
 
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
