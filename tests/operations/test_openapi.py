@@ -1,14 +1,12 @@
 """The API describes itself: the document is valid, each route answers as it says, and nothing else is there."""
 
 import hashlib
-import json
 import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.test import Client
 from django.urls import include, path
 from django.utils import timezone
@@ -24,7 +22,7 @@ from django_dbtaskqueue.operations.permissions import PAUSE, Actor, Scope
 from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.schedules import add_schedule
 from tests.factories import QUEUE, make_task
-from tests.operations.site import attempt, failure_group, logged_in
+from tests.operations.site import attempt, data, failure_group, logged_in
 from tests.support import taken_back
 
 urlpatterns = [path("here/api/", include("django_dbtaskqueue.api.urls"))]
@@ -153,13 +151,11 @@ def test_a_wrong_method_answers_json(ada: Client, parts: dict[str, Any]) -> None
             assert method == "head" or "error" in answer.json()
 
 
-def test_the_figures_are_those_of_the_command_line(ada: Client, parts: dict[str, Any], capsys: Any) -> None:
-    call_command("taskqueue", "status", "--json")
-    printed = json.loads(capsys.readouterr().out)
+def test_the_figures_are_those_of_the_command_line(ada: Client, parts: dict[str, Any]) -> None:
+    printed = data("status")
     assert {**ada.get(f"{ROOT}/status").json(), "as_of": ""} == {**printed, "as_of": ""}
     assert ada.get(f"{ROOT}/health").json() == printed["health"]
-    call_command("taskqueue", "doctor", "--json")
-    assert ada.get(f"{ROOT}/doctor").json()["findings"] == json.loads(capsys.readouterr().out)
+    assert ada.get(f"{ROOT}/doctor").json()["findings"] == data("doctor")
 
 
 def test_settings_are_changed_within_what_a_row_may_say(ada: Client, parts: dict[str, Any]) -> None:
