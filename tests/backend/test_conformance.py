@@ -3,9 +3,8 @@
 from django.test import TransactionTestCase, override_settings
 
 from django_dbtaskqueue import registry, signals
-from django_dbtaskqueue.backend import compat, finished_listener
+from django_dbtaskqueue.backend import finished_listener
 from django_dbtaskqueue.testing import TaskBackendConformance, drain, run_poller
-from tests.support import taken_back
 
 BACKEND = "django_dbtaskqueue.backend.DatabaseTaskBackend"
 
@@ -34,20 +33,6 @@ class TestOnSqlite(TestInTests):
     """On the other database. Completed tasks leave the table at once; their results are found in the history."""
 
     backend, database, queue_name = "lite", "sqlite", "lite"
-
-    def test_the_id_of_a_task_that_was_rolled_back_names_no_other(self) -> None:
-        """SQLite gives its number to the next task."""
-        from tests.testapp import functions
-
-        add = functions.add.using(backend=self.backend, queue_name=self.queue_name)
-        with taken_back(self.database):
-            gone = add.enqueue(1, 2)
-        kept = add.enqueue(3, 4)
-        assert (gone.id[:13], add.get_result(kept.id).args) == (kept.id[:13], [3, 4])
-        with self.assertRaises(compat.TaskResultDoesNotExist):
-            add.get_result(gone.id)
-        self.run_tasks()
-        assert add.get_result(kept.id).return_value == 7
 
 
 class TestWithAPoller(BackendCase):
