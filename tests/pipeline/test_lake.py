@@ -114,14 +114,6 @@ def test_a_log_that_cannot_be_read_and_a_path_that_cannot_be_written_are_named(t
         Lake.at(tmp_path / "file" / "lake", create=True)
 
 
-def test_paths_that_are_no_lake_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LakeError, match=r"is not a lake\. Check the path"):
-        Lake.at(tmp_path)
-    (tmp_path / "other.csv").touch()
-    with pytest.raises(LakeError, match=r"holds other data\. Give the lake a folder of its own"):
-        Lake.at(tmp_path, create=True)
-
-
 def test_a_url_with_a_key_is_refused_and_not_repeated_and_one_lake_has_one_name() -> None:
     key = "hunter2hunter2"
     for url in (

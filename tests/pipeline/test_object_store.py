@@ -1,6 +1,7 @@
 """A lake in S3, that is on a server in a process of its own, and the promises that it shares with one in a folder."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import duckdb
@@ -119,9 +120,12 @@ def test_a_store_that_refuses_is_named_and_no_key_is_shown(bucket: Bucket, monke
     assert shown.value.__cause__ is None
 
 
-def test_a_folder_with_other_data_and_one_without_a_lake_are_refused(bucket: Bucket) -> None:
-    with pytest.raises(LakeError, match=r"is not a lake\. Check the path"):
-        Lake.at(bucket.lake)
+def test_a_folder_with_other_data_and_one_without_a_lake_are_refused(bucket: Bucket, tmp_path: Path) -> None:
+    for place in (bucket.lake, tmp_path):
+        with pytest.raises(LakeError, match=r"is not a lake\. Check the path"):
+            Lake.at(place)
     bucket.put("archive/lake/other.csv", b"1")
-    with pytest.raises(LakeError, match=r"holds other data\. Give the lake a folder of its own"):
-        Lake.at(bucket.lake, create=True)
+    (tmp_path / "other.csv").touch()
+    for place in (bucket.lake, tmp_path):
+        with pytest.raises(LakeError, match=r"holds other data\. Give the lake a folder of its own"):
+            Lake.at(place, create=True)
