@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.failure_signature import normalised, signature_of
 from django_dbtaskqueue.core.lease import LEASED, Lease
 from django_dbtaskqueue.core.outcomes import Failed
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.usage import CountKey, roll_up
+from django_dbtaskqueue.flow.usage import roll_up
 from django_dbtaskqueue.metrics import Collector, class_of, upper
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.queue_stats import overview, quantile, series, stats_of_groups
@@ -74,16 +74,6 @@ def test_each_outcome_is_counted_under_its_name_and_sampled_durations_speak_for_
     run, wait = point.run.p95, point.wait.p50
     assert run and wait and 0.007 < run < 0.014 and 1.5 < wait < 2.7
     assert series(alias, HOUR, "another")[-1].total == 0
-
-
-@both
-def test_what_could_not_be_stored_is_kept() -> None:
-    metrics = Collector()
-    metrics.add("nowhere", "counted", [ended(Complete()), ended(Poison())])
-    with pytest.raises(Exception, match="nowhere"):
-        metrics.store("nowhere")
-    assert metrics.outcomes.aliases() == {"nowhere"}
-    assert metrics.outcomes.pending()[CountKey("nowhere", "outcome", "counted", "completed")].count == 1
 
 
 @both
