@@ -132,13 +132,6 @@ def test_a_stale_holder_writes_nothing(world: World, keep: str, subtests: pytest
         world.tasks.purge()
 
 
-def test_a_stale_row_in_a_batch_does_not_hold_up_the_others(world: World) -> None:
-    leases = [world.take() for _ in range(3)]
-    world.tasks.filter(pk=leases[1].id).release_all()
-    assert settle.settle(world.session, [(lease, Complete()) for lease in leases]) == {leases[0].id, leases[2].id}
-    assert world.row(leases[1])["status"] == CREATED
-
-
 def test_lease_lost_rolls_the_caller_s_writes_back(world: World) -> None:
     lease = world.take()
     world.take_over(lease)
@@ -180,12 +173,13 @@ def test_keep_history_moves_the_row_with_all_it_says(world: World) -> None:
 
 
 @pytest.mark.parametrize("keep", ["keep", "history", "delete"])
-def test_a_mixed_batch_is_one_transaction_and_conserves(world: World, keep: str) -> None:
+def test_a_mixed_batch_conserves_and_a_stale_row_holds_up_no_other(world: World, keep: str) -> None:
     world.configure(keep=keep)
-    leases, outcomes = world.take_many(18), [*SETTLEMENTS.values()] * 2
+    leases, outcomes = world.take_many(19), [*SETTLEMENTS.values(), Complete(), *SETTLEMENTS.values()]
+    world.tasks.filter(pk=leases[9].id).release_all()
     pairs = [(lease, decide(lease, outcome)) for lease, outcome in zip(leases, outcomes, strict=True)]
-    assert settle.settle(world.session, pairs) == {lease.id for lease in leases}
-    assert counted(world.alias) == 18
+    assert settle.settle(world.session, pairs) == {lease.id for lease in leases} - {leases[9].id}
+    assert world.row(leases[9])["status"] == CREATED and counted(world.alias) == 19
     assert world.tasks.filter(status=COMPLETED).count() == (4 if keep == "keep" else 0)
     assert TaskHistory.objects.using(world.alias).count() == (4 if keep == "history" else 0)
 
