@@ -12,28 +12,24 @@ from django.utils import timezone
 from django_dbtaskqueue import DuplicateTask, QueueFull, enqueue, enqueue_many
 from django_dbtaskqueue.models import Task
 from tests.clock import SteppedClock
+from tests.flow.conftest import alias as alias
 from tests.support import PATIENCE, actors, at_once, backend_pid, until, until_blocked
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 REFERENCES = [f"r-{number:04}" for number in range(300)]  # so many that batches are copied
 
 
-@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
-def place(request: pytest.FixtureRequest, parcels: None) -> str:
-    return str(request.param)
-
-
 @pytest.mark.parametrize("on_duplicate", ["ignore", "replace"])
-def test_overlapping_batches_do_not_wait_for_each_other_in_a_circle(place: str, on_duplicate: str) -> None:
+def test_overlapping_batches_do_not_wait_in_a_circle(alias: str, parcels: None, on_duplicate: str) -> None:
     def produce(index: int) -> int:
         reports = [
-            enqueue_many("parcels", [(reference, index) for reference in items], on_duplicate=on_duplicate, using=place)
+            enqueue_many("parcels", [(reference, index) for reference in items], on_duplicate=on_duplicate, using=alias)
             for items in (random.Random(10 * turn + index).sample(REFERENCES, len(REFERENCES)) for turn in range(3))
         ]
         assert {one.enqueued + one.ignored + one.replaced for one in reports} == {len(REFERENCES)}
         return sum(one.enqueued for one in reports)
 
-    assert sum(at_once(4, produce)) == Task.objects.using(place).count() == len(REFERENCES)
+    assert sum(at_once(4, produce)) == Task.objects.using(alias).count() == len(REFERENCES)
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -68,11 +64,11 @@ LONG = timedelta(seconds=2 * PATIENCE)
 
 
 @pytest.fixture
-def full(place: str, settings: Any) -> str:
+def full(alias: str, settings: Any) -> str:
     """Return the database whose queue ``narrow`` has a task, and room for one."""
     settings.DBTASKQUEUE = {"QUEUES": {"narrow": {"capacity": 1}}}
-    enqueue("narrow", "first", using=place)
-    return place
+    enqueue("narrow", "first", using=alias)
+    return alias
 
 
 def test_who_waits_gets_the_room_that_comes_free(full: str) -> None:
