@@ -26,10 +26,7 @@ def alias(request: pytest.FixtureRequest, settings: Any) -> str:
 
 
 class ToSqlite:
-    def db_for_write(self, model: Any, **_: Any) -> str:
-        return "sqlite"
-
-    db_for_read = db_for_write
+    db_for_read = db_for_write = staticmethod(lambda model, **hints: "sqlite")
 
 
 def make(status: str, alias: str, **columns: Any) -> Task:
