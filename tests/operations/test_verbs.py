@@ -82,16 +82,9 @@ def test_a_verb_says_why_it_skips_and_speaks_of_one_and_of_many() -> None:
         assert one.startswith("1 ") and two != one.replace("1", "2")
 
 
-def test_a_pause_holds_at_the_next_checkout_and_resume_ends_it() -> None:
+def test_a_pause_holds_at_the_next_checkout_until_its_end_or_resume() -> None:
     make_task()
-    assert (pause(QUEUE, "default", by="ada", reason="maintenance"), taken()) == (1, 0)
-    assert (resume(QUEUE, "default"), taken()) == (1, 1)
-
-
-def test_a_pause_ends_by_itself() -> None:
-    make_task()
-    pause(QUEUE, "default", by="ada", until=timezone.now() + HOUR)
-    assert taken() == 0
+    assert (pause(QUEUE, "default", by="ada", until=timezone.now() + HOUR), taken()) == (1, 0)
     age(2 * HOUR, model=Queue, name=QUEUE)
     assert taken() == 1
     assert resume(QUEUE, "default") == 0, "it was over already"
@@ -102,9 +95,11 @@ def test_a_pause_ends_by_itself() -> None:
     row = Queue.objects.get()
     assert (row.paused_time, row.paused_by, row.paused_reason) == (since, "bob", "second")
     age(2 * HOUR, model=Queue, name=QUEUE)
-    pause(QUEUE, "default", by="ada")
+    make_task()
+    assert (pause(QUEUE, "default", by="ada", reason="maintenance"), taken()) == (1, 0)
     again = Queue.objects.filter(IN_EFFECT).get().paused_time
     assert again is not None and since is not None and again > since
+    assert (resume(QUEUE, "default"), taken()) == (1, 1)
 
 
 def test_which_queues_can_be_paused() -> None:
@@ -160,10 +155,8 @@ def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: Actor) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_without_the_record_there_is_no_act() -> None:
     task = make_task(Status.ERROR)
-    nobody = User(pk=987654, username="nobody", is_superuser=True)  # Django's log knows no such user
-    refused(
-        None, act_on_ids, Task.objects.all(), [task.pk], ActionRequest(REPROCESS), Actor(nobody), error=IntegrityError
-    )
+    nobody = Actor(User(pk=987654, username="nobody", is_superuser=True))  # Django's log knows no such user
+    refused(None, act_on_ids, Task.objects.all(), [task.pk], ActionRequest(REPROCESS), nobody, error=IntegrityError)
     assert Task.objects.get(pk=task.pk).status == Status.ERROR
     assert not AuditEntry.objects.exists() and not LogEntry.objects.exists()
 
