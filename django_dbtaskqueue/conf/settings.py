@@ -149,11 +149,6 @@ def settings() -> Settings:
     return (_in_force() if state is None or state.file is not None else state).settings
 
 
-def payload_limits() -> Limits:
-    """Return what the settings allow of a payload."""
-    return settings().payload_limits
-
-
 def _in_force() -> _State:
     global _state
     state = _state

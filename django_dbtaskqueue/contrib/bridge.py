@@ -415,7 +415,7 @@ def _transfer_of(body: bytes, max_bytes: int) -> _Transfer:
         raise serializers.BadInput("traceparent", "is not a trace context.")
     text = payload.decode() if newline else None
     if text is not None:
-        fault = json_payload.find_fault(json_payload.loads(text), conf.payload_limits())
+        fault = json_payload.find_fault(json_payload.loads(text), conf.settings().payload_limits)
         if fault is not None:
             raise exceptions.PayloadError(fault[1], path=fault[0])
     return _Transfer(**given, payload=text)

@@ -208,7 +208,7 @@ class Chunks:
 
     def __post_init__(self, items: Iterable[Any]) -> None:
         self._items, self._read = iter(items), 0
-        self._limits = conf.payload_limits()
+        self._limits = conf.settings().payload_limits
         self._step = max(1, min(MAX_SLICE_ITEMS, MAX_SLICE_BYTES // conf.settings().payload_max_bytes))
         self._same: Row | None = None  # what tasks share that are a reference and a payload; None: each is checked
         if len(self.aliases) == 1 and self.rule is None:

@@ -312,7 +312,7 @@ def _description(kind: str, name: str) -> str:
 
 
 def _dumped(name: str, result: object) -> str | None:
-    return json_payload.kept(f"The result of step {name!r}", result, conf.payload_limits())
+    return json_payload.kept(f"The result of step {name!r}", result, conf.settings().payload_limits)
 
 
 def _loaded(text: str | None) -> object:
@@ -342,7 +342,7 @@ def signal(
     if not json_payload.is_name(name):
         raise TypeError(f"The name of a signal is text of 1 to 200 characters, not {name!r:.80}.")
     session, task_id = _place(task, queue, using)
-    text = json_payload.kept(f"The data of signal {name!r}", data, conf.payload_limits())
+    text = json_payload.kept(f"The data of signal {name!r}", data, conf.settings().payload_limits)
     params = {
         "location": session.location, "task_id": task_id, "name": name, "data": text,
         "actor": json_payload.clean_text(actor[: json_payload.MAX_NAME_CHARS]),

@@ -362,7 +362,8 @@ def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
                 raise exceptions.ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
             outcome = outcomes.Reenqueue(delay, outcome.result, outcome.keep_attempts)
     if isinstance(outcome, outcomes.Complete | outcomes.Reenqueue) and outcome.result is not None:
-        object.__setattr__(outcome, "text", json_payload.kept("The result", outcome.result, conf.payload_limits()))
+        text = json_payload.kept("The result", outcome.result, conf.settings().payload_limits)
+        object.__setattr__(outcome, "text", text)
     return outcome
 
 

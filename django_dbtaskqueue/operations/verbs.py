@@ -224,8 +224,9 @@ class TaskVerb(Verb):
                 words = gettext("Queue %(queue)s has another table or database: its tasks cannot move there.")
                 raise OperationRefused(words % {"queue": options.queue})
         if PAYLOAD in self.inputs or SIGNAL_DATA in self.inputs:
+            given = options.payload if PAYLOAD in self.inputs else options.data
             try:
-                dumps(options.payload if PAYLOAD in self.inputs else options.data, limits=conf.payload_limits())
+                dumps(given, limits=conf.settings().payload_limits)
             except PayloadError as error:
                 raise OperationRefused(str(error)) from None
 
