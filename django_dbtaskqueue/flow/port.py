@@ -185,14 +185,12 @@ class Journal:
 
     def sleep(self, delay: timedelta) -> None:
         check_delay("task.sleep(delay", delay)
-        seconds = delay.total_seconds()
         self._check_can_suspend("sleep")
-        found = self._next(SLEEP, SLEEP)
-        left: float | None = seconds
-        if found is None:
-            self._store(self._position, SLEEP, SLEEP, seconds=seconds)
-        else:
+        left: float | None = delay.total_seconds()
+        if (found := self._next(SLEEP, SLEEP)) is not None:
             left = found.seconds_left
+        else:
+            self._store(self._position, SLEEP, SLEEP, seconds=left)
         if left is not None and left > 0:
             self._suspend(Suspend(timedelta(seconds=left)))
 
