@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -108,9 +108,7 @@ async def unless_dead_async(outcomes: Sequence[Outcome | Settlement | None]) -> 
         try:
             await clock.wait_async(asyncio.Event(), RECONNECT_PAUSE_S)
         except asyncio.CancelledError:  # the poller stops: the tasks are given back all the same
-            task = asyncio.current_task()
-            assert task is not None  # noqa: S101 -- for the type checker; a coroutine on a loop has a task
-            task.uncancel()
+            cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
     return spared
 
 
@@ -370,8 +368,7 @@ class AsyncExecutor(Executor):
 
     async def _consume(self) -> None:
         self._starting = False
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 -- for the type checker; a coroutine on a loop has a task
+        task = cast("asyncio.Task[None]", asyncio.current_task())  # a coroutine on a loop has a task
         turn = clock.monotonic() + MAX_TURN_SECONDS
         while self.todo:
             if self._doubt.arises():
