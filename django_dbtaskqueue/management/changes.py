@@ -387,8 +387,7 @@ def _import(output: Output, options: Options, actor: Actor) -> int:
         made = one.definition
         words = "; ".join([f"{made.cron} {made.timezone} → {made.queue}", *one.notes]) if made else one.reason
         rows.append((one.name, one.timing, f"{one.result}, paused" if made and one.paused else one.result, words))
-    documents = masked([asdict(one) for one in found])
-    output.table(documents, ("name", "there", "result", "here"), rows)
+    output.table(masked([asdict(one) for one in found]), ("name", "there", "result", "here"), rows)
     left = sum(one.definition is None for one in found)
     end = " Nothing was changed: --dry-run." if options["dry_run"] else ""
     output.write(f"{len(found) - left} of {len(found)} schedules can be imported.{end}")

@@ -131,9 +131,7 @@ class Settler:
         settled: set[int] = set()
         for chunk in [pairs] if settings.settle == "batch" else [[pair] for pair in pairs]:
             settled |= settle.settle_surely(session, chunk, patience=UNSTORED_OUTCOME_SECONDS)
-        if len(settled) == len(pairs):
-            return set()
-        return settle.find_out(session, pairs, settled)
+        return set() if len(settled) == len(pairs) else settle.find_out(session, pairs, settled)
 
     def _account(self, queue: QueueState, batch: list[Done]) -> None:
         """Count and tell what became of these leases. Fetch soon if that made a task ready."""

@@ -101,8 +101,7 @@ def write_page(files: Sequence[str]) -> Path:
     file = Path(files[0])
     try:
         figures = json.loads(file.read_text(encoding="utf-8"))
-        page = html_file(str(figures["kind"]), figures)
-        write_whole(file.with_suffix(".html"), page)
+        write_whole(file.with_suffix(".html"), html_file(str(figures["kind"]), figures))
     except (OSError, ValueError, LookupError, TypeError, PipelineError) as error:
         raise CommandError(f"{file} cannot be made a page: {error}") from error
     return file.with_suffix(".html")
