@@ -220,8 +220,7 @@ def sweep(session: Session) -> int:
     number, after = 0, 0
     while True:
         params = {"after": after, "limit": ENDED_PER_TRANSACTION}
-        ids = [row[0] for row in session.run(session.sql.ended_watched, params)]
-        if ids:
+        if ids := [row[0] for row in session.run(session.sql.ended_watched, params)]:
             keys = {TaskKey(session.location, task_id) for task_id in ids}.difference(_pauses.resting())
             _pauses.apart(sorted(keys), lambda some: tell_ends(session, [key.id for key in some]), _log)
             number, after = number + len(ids), ids[-1]

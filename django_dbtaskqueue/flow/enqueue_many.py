@@ -263,8 +263,7 @@ class Chunks:
             except PayloadError:
                 return None
             values = list(encoded)
-        written = dumps_many(values, limits=self._limits)
-        if written is None:
+        if (written := dumps_many(values, limits=self._limits)) is None:
             return None
         return UniformRows(references, written, {**self._same, "payload_type": payload_type})
 

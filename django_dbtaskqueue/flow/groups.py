@@ -267,13 +267,11 @@ class Limiter(threading.local):
         """Take rows first, then lock the row and count them. Raises ``_TooManyTaken``, and has taken nothing."""
         with ExitStack() as turn:  # it ends after the transaction
             with session.atomic():
-                rows = take_rows(params)
-                if not rows:
+                if not (rows := take_rows(params)):
                     self.pause = None
                     return []
                 turn.enter_context(memory.lock)
-                counted = self._count_unseen(session, rows, memory)
-                if counted is None:
+                if (counted := self._count_unseen(session, rows, memory)) is None:
                     counted = self._take(session, params, lambda _: rows, memory, ahead=len(rows))
                 taken, stamp, names = counted
             memory.stamp, memory.names = stamp, names
@@ -369,8 +367,7 @@ class Limiter(threading.local):
         started, put_off = list[Row](), list[dict[str, float]]()
         charged: Counter[str] = Counter()
         for row in rows:
-            group = row[GROUP]
-            if not group:
+            if not (group := row[GROUP]):
                 started.append(row)
                 continue
             left[group] -= 1
@@ -406,8 +403,7 @@ def note_ended(alias: str, leases: Iterable[Lease]) -> None:
     for lease in leases:
         by_queue.setdefault(lease.queue, []).append(f"{lease.id}:{lease.total_attempt}")
     for queue, ended in by_queue.items():
-        memory = limit_memories.get((alias, queue))
-        if memory is not None:
+        if (memory := limit_memories.get((alias, queue))) is not None:
             memory.ended.extend(ended)
 
 

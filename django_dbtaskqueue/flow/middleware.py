@@ -144,8 +144,7 @@ def _entered(layers: Sequence[Layer], function: Call, task: object) -> Iterator[
 @contextmanager
 def _inside(task: object) -> Iterator[_Running]:
     """Let the code inside the middleware that runs settle, and note what it raises."""
-    call = _current.get(None)
-    if call is None:
+    if (call := _current.get(None)) is None:
         raise TaskQueueError(
             "A middleware used call on another thread than its own. Use it on the thread that called the middleware."
         )

@@ -106,8 +106,7 @@ class SettlePort:
 
 def _write(session: Session, sql: str, lease: Lease, verb: str, **values: object) -> object:
     """Write to the row of a lease that holds; return the first value of the answer, or raise ``LeaseLost``."""
-    rows = session.run(sql, {"id": lease.id, "total_attempt": lease.total_attempt, **values})
-    if not rows:
+    if not (rows := session.run(sql, {"id": lease.id, "total_attempt": lease.total_attempt, **values})):
         raise lease.gone(verb)
     return rows[0][0]
 
@@ -160,8 +159,7 @@ class Journal:
             )
         if iscoroutinefunction(function):
             raise TypeError(f"task.step({name!r}, …) got an async function. Use: await task.astep({name!r}, …).")
-        found = self._next(STEP, name)
-        if found is not None:
+        if (found := self._next(STEP, name)) is not None:
             return _loaded(found.result)
         self._inside = name
         try:
@@ -175,8 +173,7 @@ class Journal:
     async def astep(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         if not iscoroutinefunction(function):
             return await sync_to_async(self.step)(name, function, *args, **kwargs)
-        found = await sync_to_async(self._next)(STEP, name)
-        if found is not None:
+        if (found := await sync_to_async(self._next)(STEP, name)) is not None:
             return _loaded(found.result)
         position, result = self._position, await function(*args, **kwargs)
         text = _dumped(name, result)
@@ -261,8 +258,7 @@ class Journal:
     def _next_signal(self, name: str) -> tuple[int, int | None]:
         """Return how many signals were sent so far, and the first of a name that was not received."""
         session = self._port.session
-        rows = session.run(session.sql.next_signal, {**self._params, "name": name})
-        if not rows:
+        if not (rows := session.run(session.sql.next_signal, {**self._params, "name": name})):
             raise self._lease.gone(_description(WAIT, name))
         return rows[0][0], rows[0][1]
 

@@ -32,8 +32,7 @@ def rescue(session: Session, queue: str, port: Port) -> list[Ended]:
     def died(lease: Lease) -> Failed:
         return Failed(Fail(ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts), retry=False))
 
-    rescued = _end(session, queue, port, partial(exhausted, session, queue), died)
-    if rescued:
+    if rescued := _end(session, queue, port, partial(exhausted, session, queue), died):
         usage.count_calls(session.connection, {(queue, "lease_expired"): [lease.id for lease, *_ in rescued]})
     return rescued
 

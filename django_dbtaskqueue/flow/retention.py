@@ -96,8 +96,7 @@ def housekeep_batch(session: Session, cursor: RetentionCursor, *, older_than: ti
     seen, seconds = session.run(session.sql.finished, params), older_than.total_seconds()
     cursor.at_end = len(seen) < ROWS_PER_BATCH or seen[-1][2] < seconds
     cursor.after = 0 if cursor.at_end else seen[-1][0]
-    old = [number for number, ended, _ in seen if ended >= seconds]
-    if not old:
+    if not (old := [number for number, ended, _ in seen if ended >= seconds]):
         return 0
     with session.atomic():
         selected = {"ids": session.sql.dialect.array(old), "status": cursor.status}
@@ -115,8 +114,7 @@ def delete_left_steps(session: Session, after: int) -> int:
     """
     alias = session.connection.alias
     behind = models.Step._base_manager.using(alias).filter(location=session.location, pk__gt=after)
-    window = list(behind.order_by("pk").values_list("pk", "task_id")[:ROWS_PER_BATCH])
-    if not window:
+    if not (window := list(behind.order_by("pk").values_list("pk", "task_id")[:ROWS_PER_BATCH])):
         return 0
     # By their ids: beside a large table the planner would read all of it for one window.
     tasks = session.model._base_manager.using(alias).filter(pk__in={task_id for _, task_id in window})
@@ -134,8 +132,7 @@ def delete_history(session: Session, *, older_than: timedelta, table: str = "") 
     name = session.connection.ops.quote_name(table or models.TaskHistory._meta.db_table)
     with session.atomic():
         params = {"age": -older_than.total_seconds(), "limit": ROWS_PER_BATCH}
-        ids = [row[0] for row in session.run(session.sql.old_history.format(table=name), params)]
-        if not ids:
+        if not (ids := [row[0] for row in session.run(session.sql.old_history.format(table=name), params)]):
             return 0
         selected = {"ids": session.sql.dialect.array(ids)}
         count, delete = session.sql.delete_history

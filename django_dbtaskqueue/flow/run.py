@@ -168,8 +168,7 @@ def decide_all(leases: Sequence[Lease], ended: Sequence[Outcome | Settlement | N
 
 def perform_task(lease: Lease, processor: Processor) -> Decidable | None:
     """Decode and call; None when the task is already settled, or its lease is lost. Never raises."""
-    unreadable = decode_task(lease, processor)
-    if unreadable is not None:
+    if (unreadable := decode_task(lease, processor)) is not None:
         return unreadable
     with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
         return _call(lease, processor)
@@ -224,8 +223,7 @@ def _is_open(lease: Lease) -> bool:
 
 async def perform_async(lease: Lease, processor: Processor) -> Decidable | None:
     """``perform_task`` for an async processor; a cancellation is left to the caller."""
-    unreadable = decode_task(lease, processor)
-    if unreadable is not None:
+    if (unreadable := decode_task(lease, processor)) is not None:
         return unreadable
     with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
         token = current_lease.set(lease)

@@ -50,8 +50,7 @@ def settle(session: Session, pairs: Sequence[Decided]) -> set[int]:
     if groups.limit_memories and session.owned:  # otherwise the transaction of a caller is still open
         groups.note_ended(session.connection.alias, (lease for lease, _ in pairs if lease.id in settled))
     usage.settled(session.connection, pairs, settled)
-    watched = {row[0] for rows in answers for row in rows if row[1]}
-    if watched:
+    if watched := {row[0] for rows in answers for row in rows if row[1]}:
         kinds = CompleteDelete if pairs[0][0].port.keep == "keep" else (Complete, CompleteDelete)
         gone = watched & {lease.id for lease, outcome in pairs if isinstance(outcome, kinds)}
         completed = dict.fromkeys(gone, str(COMPLETED))
@@ -193,8 +192,7 @@ def settle_surely(session: Session, pairs: Sequence[Decided], *, patience: float
         with guard:
             return settle(session, pairs)
     except Exception as error:
-        parts = _parts(session, pairs, error)
-        if parts is not None:
+        if (parts := _parts(session, pairs, error)) is not None:
             return set().union(*(settle_surely(session, one, patience=patience) for one in parts))
         lease = pairs[0][0]
         if not is_about_data(error) and _is_new(lease, patience):

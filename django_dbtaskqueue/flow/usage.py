@@ -126,8 +126,7 @@ class MinuteCounter(Generic[V]):
     def add(self, key: CountKey, value: V) -> None:
         """Count. Returns at once."""
         with self._lock:
-            known = self._pending.get(key)
-            if known is not None:
+            if (known := self._pending.get(key)) is not None:
                 self._pending[key] = self._add_up(known, value)
             elif self._max_keys is None or len(self._pending) < self._max_keys:
                 self._pending[key] = value

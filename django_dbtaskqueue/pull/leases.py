@@ -136,8 +136,7 @@ def find_lease(alias: str, queue: str, task_id: int, total_attempt: int) -> Leas
 def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
     """Decode a task. Settle one that is expired or cannot be decoded, and return False."""
     processor = _processor(task, settings)
-    refused = expiry(task, settings.expired) or decode_task(task, processor)
-    if refused is not None:
+    if (refused := expiry(task, settings.expired) or decode_task(task, processor)) is not None:
         task.port.settle(task, refused)
     return refused is None
 
