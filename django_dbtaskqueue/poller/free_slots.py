@@ -98,8 +98,7 @@ class Executors:
         """Run tasks of a processor that takes batches or has a concurrency limit."""
         size = processor.batch or 1
         chunks = [leases[start : start + size] for start in range(0, len(leases), size)]
-        admitted = self.limiter.admit([Job(chunk[0], processor, tuple(chunk[1:])) for chunk in chunks])
-        if admitted:
+        if admitted := self.limiter.admit([Job(chunk[0], processor, tuple(chunk[1:])) for chunk in chunks]):
             self.of(processor).submit(admitted, fast=False)
 
     def contains(self, processor: Processor | None) -> bool:

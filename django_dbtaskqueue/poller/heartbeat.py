@@ -261,8 +261,7 @@ def rescue_due(session: Session, queue: QueueState, left: float | None, metrics:
     of them can run out. So a check every few seconds is enough to end an orphan within a tenth of its lease.
     """
     while left is not None and left <= 0:
-        ended = rescue(session, queue.name, queue.port)
-        if not ended:
+        if not (ended := rescue(session, queue.name, queue.port)):
             break
         if metrics is not None:
             metrics.add(queue.port.alias, queue.name, ended)
@@ -384,8 +383,7 @@ class PeriodicThread(WatchedThread):
         return seconds
 
     def _deadline(self, alias: str) -> liveness.Deadline:
-        deadline = self._deadlines.get(alias)
-        if deadline is None:
+        if (deadline := self._deadlines.get(alias)) is None:
             liveness.bound_waits(connections[alias])
             deadline = self._deadlines[alias] = liveness.Deadline(connections[alias], self._timeout)
         liveness.ensure_thread()

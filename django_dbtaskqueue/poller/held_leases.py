@@ -259,8 +259,7 @@ class Renewer(WatchedThread):
         if not leases:
             return third
         try:
-            gone = renew(session, leases, max(seconds, queue.min_lease), queue.min_lease)
-            if gone:
+            if gone := renew(session, leases, max(seconds, queue.min_lease), queue.min_lease):
                 self._lost(gone)
         except Exception as error:  # of any kind: without this thread every lease would run out
             expected = isinstance(error, Error)

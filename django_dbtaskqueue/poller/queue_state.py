@@ -322,8 +322,7 @@ class ConnectionSet:
     def session(self, queue: QueueState) -> Session:
         """Return this thread's session for a queue; it connects at its first statement."""
         key = (queue.port.alias, queue.port.model)
-        session = self.sessions.get(key)
-        if session is None:
+        if (session := self.sessions.get(key)) is None:
             # A checkout or a renewal that takes longer than the lease is worth nothing.
             timeout = min(ANSWER_TIMEOUT_S, max(MIN_ANSWER_TIMEOUT_S, queue.settings.lease.total_seconds() / 3))
             session = self.sessions[key] = Session.open(*key, answer_timeout=timeout)

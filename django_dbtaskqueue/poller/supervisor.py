@@ -151,8 +151,7 @@ class Supervisor:
                     text = "Cannot start a child, trying again in %s: %s"
                     logger.error(text, format_seconds(MAX_RESTART_DELAY_S), error)
             return
-        code = child.process.poll()
-        if code is not None:
+        if (code := child.process.poll()) is not None:
             self._ended(child, child.process.pid, code)
         elif not child.killed:
             self._kill_if_stuck(child, child.process)

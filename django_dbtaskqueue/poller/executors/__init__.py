@@ -86,8 +86,7 @@ class ConcurrencyLimiter:
 
     def admit(self, jobs: list[Job]) -> list[Job]:
         """Return the jobs of one processor that may run now; the others wait."""
-        limit = jobs[0].processor.concurrency
-        if limit is None:
+        if (limit := jobs[0].processor.concurrency) is None:
             return jobs
         with self._lock:
             calls = self._calls_of(jobs[0].processor)

@@ -90,8 +90,7 @@ class PoolExecutor(Executor):
 
     def _submit_one(self, job: Job) -> None:
         slot = job.lease
-        run = self._begin(slot, job)
-        if run is None:
+        if (run := self._begin(slot, job)) is None:
             return
         try:
             future = self._submitted(portable(run.job))
