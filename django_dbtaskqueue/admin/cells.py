@@ -123,8 +123,7 @@ def in_and_out(rows: Sequence[QueueStats]) -> str:
 
 def sparkline(rates: Sequence[float]) -> SafeString:
     """Return the rates as small bars that say their numbers; empty if all are 0."""
-    top = max(rates, default=0.0)
-    if not top:
+    if not (top := max(rates, default=0.0)):
         return SafeString("")
     bars = "".join(f"M{5 * place + 2} 16v-{math.ceil(15 * rate / top)}" for place, rate in enumerate(rates) if rate)
     label = _("out per min in the last hour, by 5 minutes: %(rates)s") % {"rates": ", ".join(map(per_minute, rates))}

@@ -327,8 +327,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
         }
 
     def _fact(self, row: Any, name: str) -> tuple[str, Any, str]:
-        method = getattr(self, name, None)
-        if method:
+        if method := getattr(self, name, None):
             return str(method.short_description), method(row), name
         field: Any = self.opts.get_field(name)
         value = getattr(row, name)

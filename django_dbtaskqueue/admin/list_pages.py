@@ -77,8 +77,7 @@ class PageColumn(tables.Column):  # type: ignore[misc]  # publishes no types
         value = self._value(record)
         shown = cells.own_text(value) if type(value) is str and value else "" if value is None else value
         if self._page and shown != "":
-            address = record.__dict__.get("own_page")  # two columns can lead there
-            if address is None:
+            if (address := record.__dict__.get("own_page")) is None:  # two columns can lead there
                 address = record.__dict__["own_page"] = self._page.page_of(record)
             shown = self._page.link(shown, address)
         return shown if isinstance(shown, SafeString) else str(shown)
@@ -281,8 +280,7 @@ def search_effort(request: HttpRequest) -> dict[str, timedelta]:
 def _id(request: HttpRequest, key: str) -> int | None:
     if key not in request.GET:
         return None
-    found = id_of(request.GET[key])
-    if found is None:
+    if (found := id_of(request.GET[key])) is None:
         raise SuspiciousOperation(f"{key}={request.GET[key]!r} is not an id.")
     return found
 

@@ -249,8 +249,7 @@ class TaskPageAdmin(ListAdmin):
         return self.reply(request, text, address=address, changed=report.changed)
 
     def _enqueue_copy(self, request: HttpRequest) -> HttpResponse:
-        task = self.get_object(request, request.POST.get("again", ""))
-        if task is None:
+        if (task := self.get_object(request, request.POST.get("again", ""))) is None:
             raise Http404
         actor = viewer(request)
         for verb in (permissions.ENQUEUE_COPY, permissions.VIEW_PAYLOAD):

@@ -172,8 +172,7 @@ class QueueAdmin(NamedListAdmin):
         return self._pause_or_resume(request)
 
     def _queue_of(self, request: HttpRequest, key: str, verb: permissions.Verb) -> Queue:
-        queue = self.get_object(request, request.POST.get(key, "").strip())
-        if queue is None:
+        if (queue := self.get_object(request, request.POST.get(key, "").strip())) is None:
             raise Http404
         permissions.check_may(verb, viewer(request), queue.name)
         return queue
@@ -389,8 +388,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         return page if page and page.has_view_permission(request) else None
 
     def _failures(self, request: HttpRequest) -> PageTable | None:
-        page = self._shown_to(request, FailureGroup)
-        if page is None:
+        if (page := self._shown_to(request, FailureGroup)) is None:
             return None
         groups = page.get_queryset(request).filter(last_seen__gte=Now() - CHART_SPAN)
         rows = list(groups.order_by("-first_seen")[:MAX_HOME_FAILURES])
@@ -401,8 +399,7 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     def _queues(self, request: HttpRequest, found: queue_stats.QueuesOverview) -> dict[str, Any]:
         """Return a table of the queues that need care, the worst first, and a line on the others."""
-        page = self._shown_to(request, Queue)
-        if page is None:
+        if (page := self._shown_to(request, Queue)) is None:
             return {}
         queues = page.with_figures(found, page.get_queryset(request))
         care = sorted((one for one in queues if one.stats.needs_care), key=lambda one: _care(one.stats))

@@ -76,8 +76,7 @@ class BulkOperationAdmin(SearchedAdmin):
     page_lines = (*list_display[1:6], "reason", "note", "actor", "source", "ordered", "started", "ended")
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        operation = self.get_object(request, request.POST.get("operation", ""))
-        if operation is None:
+        if (operation := self.get_object(request, request.POST.get("operation", ""))) is None:
             raise Http404
         alias = self.get_queryset(request).db
         if "put_back" in request.POST:

@@ -223,8 +223,7 @@ class BatchAdmin(NamedListAdmin):
 
     def act(self, request: HttpRequest) -> HttpResponse:
         verb = pressed_verb(request, related_tasks.BATCH_VERBS)
-        row = self.get_object(request, request.POST.get(ACTION_CHECKBOX_NAME, ""))
-        if row is None:
+        if (row := self.get_object(request, request.POST.get(ACTION_CHECKBOX_NAME, ""))) is None:
             raise Http404
         for queue in row.queues:
             check_may(verb, viewer(request), queue)

@@ -422,8 +422,7 @@ def actor_of(token: str) -> Actor | None:
         return _actor(found[0], Scope())
     tokens: Any = ApiToken.objects.using(alias_for("", None))
     live = tokens.filter(Q(expire_time__isnull=True) | Q(expire_time__gt=Now()), digest=digest)
-    row = live.annotate(clock=Now()).first()
-    if row is None:
+    if (row := live.annotate(clock=Now()).first()) is None:
         return None
     if row.last_used_time is None or row.clock - row.last_used_time >= LAST_USE_PRECISION:
         tokens.filter(pk=row.pk).update(last_used_time=Now())

@@ -313,8 +313,7 @@ def status(call: ApiCall) -> queue_stats.QueuesOverview:
 
 def trend(call: ApiCall) -> list[queue_stats.Point]:
     """Return attempts by outcome, run times and waits over time, of every queue or of one."""
-    name = call.given["queue"]
-    if name:
+    if name := call.given["queue"]:
         permissions.check_queue(name, call.actor)
     return queue_stats.series(None, call.given["since"], name or None, among=call.actor.visible_queues)
 
