@@ -297,8 +297,7 @@ def make_token(output: Output, options: Options) -> int:
     """Make a token for the JSON API. It is shown once; the database keeps only its hash."""
     user, queues, life = options["user"], options["queue"], options["expires"]
     users = get_user_model()
-    owner = users._default_manager.filter(**{users.USERNAME_FIELD: user}).first()
-    if owner is None:
+    if (owner := users._default_manager.filter(**{users.USERNAME_FIELD: user}).first()) is None:
         raise CommandError(f"There is no user {user!r}. Make it first: a token has the permissions of its user.")
     check_there(queues, Actor())
     secret = secrets.token_urlsafe(32)

@@ -205,13 +205,11 @@ def turn(using: str) -> bool:
     waiting = BulkOperation.objects.using(using).filter(state__in=UNFINISHED).order_by("update_time", "pk")
     if resting := [pk for alias, pk in _pauses.resting() if alias == using]:
         waiting = others if (others := waiting.exclude(pk__in=resting)).exists() else waiting
-    due = waiting.values_list("pk", flat=True).first()
-    if due is None:
+    if (due := waiting.values_list("pk", flat=True).first()) is None:
         return False
     try:
         with transaction.atomic(using=using):
-            operation = lock_first(waiting)
-            if operation is None:
+            if (operation := lock_first(waiting)) is None:
                 return False
             due = operation.pk
             step(operation)
@@ -279,8 +277,7 @@ def _next_chunk(operation: BulkOperation, tasks: TaskQuerySet, matching: TaskQue
     size = min(TASKS_PER_CHUNK, _remaining(operation))
     while operation.cursor < operation.last_id:
         rest = tasks.filter(pk__gt=operation.cursor, pk__lte=operation.last_id).order_by("pk")
-        first = rest.values_list("pk", flat=True).first()
-        if first is None:
+        if (first := rest.values_list("pk", flat=True).first()) is None:
             operation.cursor = operation.last_id
             break
         last = min(first + operation.window_size - 1, operation.last_id)
@@ -305,8 +302,7 @@ def _count_in(operation: BulkOperation, report: ActReport, verb: TaskVerb) -> No
     operation.changed += report.changed
     operation.skipped += report.skipped
     operation.skips = dict(Counter(operation.skips) + Counter({why: len(ids) for why, ids in report.skips.items()}))
-    entry = operation.audit.using(alias).order_by("pk").first()
-    if entry is not None:
+    if (entry := operation.audit.using(alias).order_by("pk").first()) is not None:
         entry.changed, entry.skipped = operation.changed, operation.skipped
         entry.save(using=alias, update_fields=["changed", "skipped"])
         actions.record_changes(entry, verb, report.tasks)

@@ -114,8 +114,7 @@ def _answers(check: Callable[[str], Iterator[Finding]], alias: str) -> list[Find
 def _unmigrated(alias: str) -> Iterator[Finding]:
     executor = MigrationExecutor(connections[alias])
     targets = [key for key in executor.loader.graph.leaf_nodes() if key[0] == Task._meta.app_label]
-    missing = [migration.name for migration, _backwards in executor.migration_plan(targets)]
-    if missing:
+    if missing := [migration.name for migration, _backwards in executor.migration_plan(targets)]:
         words, command = _("Migrations are missing on %(alias)s: %(names)s."), "python manage.py migrate --database"
         yield _error("database.migrations", words, f"{command} {alias}", alias=alias, names=", ".join(missing))
 

@@ -219,8 +219,7 @@ def _of_the_pollers(case: _Case) -> Iterator[Explanation]:
     if parked:
         text = _("The task is parked: %(reason)s. A poller has one now, and makes the task ready again within 30 s.")
         yield _because("parked", text, reason=task.parked_by)
-    able = [one for one in case.servers if one.may_take(task)]
-    if not able:
+    if not (able := [one for one in case.servers if one.may_take(task)]):
         text = _("No living poller of queue %(queue)s takes tag %(tag)s and has a processor for the payload type, too.")
         if not any(one.has_tag(task) for one in case.servers):
             text = _("No living poller of queue %(queue)s takes tag %(tag)s. Start one with --tag %(tag)s.")
@@ -251,8 +250,7 @@ def _of_the_time(case: _Case) -> Iterator[Explanation]:
 def _behind_head(case: _Case) -> Explanation:
     task, facts = case.task, dict[str, object](group=case.task.group_key)
     rows = type(task)._base_manager.using(case.alias).filter(IS_READY, queue=task.queue)
-    head = rows.filter(group_key=task.group_key).values_list("pk", "status").first()
-    if head is None:
+    if (head := rows.filter(group_key=task.group_key).values_list("pk", "status").first()) is None:
         return _because("group", _("The task waits for its turn in group %(group)s."), **facts)
     facts |= {"head": head[0], "status": head[1]}
     text = _("The task waits behind task %(head)s of its group %(group)s, which is %(status)s.")

@@ -488,8 +488,7 @@ def series(
 
 def quantile(counts: Mapping[int, int], share: float) -> float | None:
     """Return the seconds that ``share`` of all stay within, None of nothing. A class is taken to be spread evenly."""
-    wanted = share * sum(counts.values())
-    if not wanted:
+    if not (wanted := share * sum(counts.values())):
         return None
     seen = 0.0
     for number in sorted(counts):

@@ -69,8 +69,7 @@ def _texts_masked(value: object) -> object:
 
 def html_file(kind: str, figures: Figures) -> str:
     """Return the page as one HTML file. Raises ValueError for figures of another version or kind."""
-    body = report_body(kind, figures)
-    if body is None:
+    if (body := report_body(kind, figures)) is None:
         raise ValueError(f"These are no figures of {' or '.join(CONTEXTS)}, or of another version.")
     given = {"styles": _contents(STYLE_FILES), "scripts": _contents(SCRIPT_FILES), "policy": content_policy()}
     context = Context({"body": body, "kind": kind, **given})

@@ -83,8 +83,7 @@ def import_schedules(
 
 def _write(one: Imported, made: Definition, actor: Actor, source: str, *, dry_run: bool) -> str:
     alias = home_of(made.queue)
-    there = rows_on(alias).filter(pk=one.name).first()
-    if there is not None:
+    if (there := rows_on(alias).filter(pk=one.name).first()) is not None:
         before = Definition.of(vars(there))
         if different := [name for name in SCHEDULE_FIELDS if getattr(before, name) != getattr(made, name)]:
             raise Untranslatable(f"there is a schedule with this name here, with another {', '.join(different)}")

@@ -228,16 +228,14 @@ def act_on_schedule(verb: Verb, name: str, actor: Actor, *, reason: str = "", us
 
 
 def _found(name: str, actor: Actor, using: str | None) -> Schedule:
-    row = find_schedule(name, actor, using)
-    if row is None:
+    if (row := find_schedule(name, actor, using)) is None:
         hint = near_match(name, [one.name for one in listed(actor, using)])
         raise OperationRefused(_("There is no schedule %(name)s.") % {"name": repr(name)} + hint)
     return row
 
 
 def _locked(name: str, alias: str) -> Schedule:
-    row = rows_on(alias).select_for_update().filter(pk=name).first()
-    if row is None:
+    if (row := rows_on(alias).select_for_update().filter(pk=name).first()) is None:
         raise OperationRefused(_("There is no schedule %(name)s.") % {"name": repr(name)})
     return row
 

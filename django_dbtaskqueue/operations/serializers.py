@@ -149,12 +149,10 @@ def message_of(text: str | None, width: int = MESSAGE_WIDTH) -> str:
     Of a traceback it is the error, without the module of its class. Of any other text it is the first line. A stored
     traceback can lack its beginning, so the frames tell what it is.
     """
-    lines = [line for line in masked_text(text or "").splitlines() if line.strip()]
-    if not lines:
+    if not (lines := [line for line in masked_text(text or "").splitlines() if line.strip()]):
         return ""
     line = lines[0]
-    frames = [place for place, one in enumerate(lines) if one.startswith((FRAME, "Traceback ("))]
-    if frames:
+    if frames := [place for place, one in enumerate(lines) if one.startswith((FRAME, "Traceback ("))]:
         after = lines[frames[-1] + 1 :] or lines
         line = short_error(next((one for one in after if not one[0].isspace()), after[-1]))
     line = line.strip()

@@ -68,8 +68,7 @@ class Command(BaseCommand):
     @exit_codes(CODES)
     def handle(self, *args: Any, **options: Any) -> None:
         output = Output(self.stdout, self.style, self.stderr, as_json=options["as_json"], yes=options.get("yes", False))
-        code = options["run"](output, options)
-        if code:
+        if code := options["run"](output, options):
             sys.exit(code)
 
 
