@@ -118,8 +118,7 @@ def _workers(row: Mapping[str, Any], failed: Sequence[tuple[str, str, str | None
 
 
 def _task(path: str, queue: str, priority: int, payload: Mapping[str, Any]) -> compat.AnyTask:
-    task = decorated.get(path)
-    if task is None:
+    if (task := decorated.get(path)) is None:
         raise SuspiciousOperation(
             f"The task names the function {path!r}, and no @task of this process has that path. Functions are not "
             "imported by the name in a row: define it in the tasks.py of an installed app, or import its module."

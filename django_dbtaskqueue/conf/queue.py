@@ -315,8 +315,7 @@ class Peer:
 
     @property
     def place(self) -> tuple[str, int, str]:
-        found = PEER_URL.fullmatch(self.url)
-        if found is None:
+        if (found := PEER_URL.fullmatch(self.url)) is None:
             raise ImproperlyConfigured("This peer has no url, so nothing can be sent to it.")
         return found["host"].strip("[]"), int(found["port"] or 443), found["path"]
 

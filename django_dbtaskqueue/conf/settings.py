@@ -259,8 +259,7 @@ def default_settings(queue: str) -> QueueSettings:
     state = _state
     if state is None or state.file is not None:
         state = _in_force()
-    found = state.queues.get(queue)
-    if found is None:
+    if (found := state.queues.get(queue)) is None:
         name = queue if queue in state.settings.queues or queue in _declared else ""  # all others share one value
         found = state.queues[name] = state.queues.get(name) or _layered(state.settings, name)
     return found

@@ -256,8 +256,7 @@ def receive(request: HttpRequest, source: str) -> HttpResponse:
     The answer to a message that is not genuine says nothing. A genuine message is answered with a signature: 200 when
     the task is stored, also if it was before; 403, 409 or 422 when it can never be.
     """
-    peers = conf.settings().bridge.peers
-    if not peers:
+    if not (peers := conf.settings().bridge.peers):
         return HttpResponse(status=404)
     if request.method != "POST":
         return HttpResponse(status=405, headers={"Allow": "POST"})

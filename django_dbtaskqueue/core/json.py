@@ -98,8 +98,7 @@ def _careful(value: object, limits: Limits) -> str:
 
 def _encoder() -> Callable[[object], str]:
     plain = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
-    c_make_encoder = getattr(json_encoder, "c_make_encoder", None)
-    if c_make_encoder is None:
+    if (c_make_encoder := getattr(json_encoder, "c_make_encoder", None)) is None:
         return plain.encode
     # JSONEncoder makes this object anew for each call, which costs as much as the encoding of a small payload.
     chunks = c_make_encoder(None, plain.default, json_encoder.encode_basestring, None, ":", ",", False, False, False)
@@ -201,8 +200,7 @@ def is_name(value: object) -> TypeGuard[str]:
 
 
 def _text_fault(text: str) -> str | None:
-    odd = ODD.search(text)
-    if odd is None:
+    if (odd := ODD.search(text)) is None:
         return None
     name = "the NUL character U+0000" if odd[0] == "\0" else f"the lone surrogate U+{ord(odd[0]):04X}"
     return f"holds {name} at index {odd.start()}, which databases refuse. Use clean_text(), or base64 for binary data"

@@ -280,8 +280,7 @@ def notify(alias: str, vendor: str, queue: str) -> None:
     for listener in tuple(wake_listeners):
         listener(queue)
     if vendor == "postgresql" and conf.settings().notify:
-        notifier = _notifiers.get(alias)
-        if notifier is None:
+        if (notifier := _notifiers.get(alias)) is None:
             notifier = _notifiers.setdefault(alias, Notifier(alias))
         notifier.notify(queue)
 

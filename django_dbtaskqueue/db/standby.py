@@ -35,8 +35,7 @@ _failed_until: dict[str, float] = {}
 
 def read_aliases() -> dict[str, str]:
     """Return the standbys of ``READ_ALIAS`` by the database that they follow. A text stands for the common database."""
-    given = conf.settings().read_alias
-    if not given:
+    if not (given := conf.settings().read_alias):
         return {}
     if not isinstance(given, str):
         return dict(given)
@@ -54,8 +53,7 @@ def read_standby(view: Callable[[], T], *, own_writes: bool = False) -> T:
 
     ``own_writes``: the reader has just changed something, which the standby may not show yet.
     """
-    aliases = read_aliases()
-    if not aliases:
+    if not (aliases := read_aliases()):
         return view()
     if own_writes:
         return _read(view, {}, _("Read from the primary, because you have just changed something."))

@@ -292,8 +292,7 @@ class InlinePoller:
         for queue in self.queues:
             queue.cursor.rewind()
             queue.cursors.clear()
-        chosen = self._fetcher.choose()
-        if chosen is not None:
+        if (chosen := self._fetcher.choose()) is not None:
             self._fetcher.poll(self.connections, *chosen)
         return chosen is not None
 
@@ -414,8 +413,7 @@ def assert_enqueued(
 def refute_enqueued(queue: str, *, using: str | None = None, **wanted: Unpack[Wanted]) -> None:
     """Raise ``AssertionError`` if any task that is as ``wanted`` waits in ``queue`` (status CREATED)."""
     expected = _expected(wanted)
-    found = [task for task in _tasks(queue, using) if not _differences(task, expected)]
-    if found:
+    if found := [task for task in _tasks(queue, using) if not _differences(task, expected)]:
         raise AssertionError(_message(queue, "no task", len(found), found, expected, using))
 
 

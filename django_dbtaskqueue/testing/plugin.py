@@ -42,6 +42,5 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
     """End the sender of wake-ups, whose connection would keep the test database alive."""
-    notifier = sys.modules.get("django_dbtaskqueue.db.notify")
-    if notifier is not None:
+    if (notifier := sys.modules.get("django_dbtaskqueue.db.notify")) is not None:
         notifier.flush()

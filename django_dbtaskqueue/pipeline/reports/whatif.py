@@ -246,8 +246,7 @@ def replay(arrivals: Sequence[Arrival], *, slots: int | Callable[[float], int], 
         heapq.heappush(busy, ends[number])
         if failed[number] < arrival.failures:
             failed[number] += 1
-            delay = back_off(failed[number])
-            if delay is not None:
+            if (delay := back_off(failed[number])) is not None:
                 heapq.heappush(due, (ends[number] + delay.total_seconds(), number))
     return [
         Served(arrival.time, (first[number] or 0.0) - arrival.time, ends[number] - arrival.time)

@@ -67,8 +67,7 @@ class TaskSource(datasource.DataSource):
     @property
     def database(self) -> Database:
         """The database of the option ``url``, with the password that was registered."""
-        url = self.options.get("url")
-        if url is None:
+        if (url := self.options.get("url")) is None:
             raise PipelineError("The option url is missing: the address of the database that was given to register().")
         if found := self.known.get(_key(url, self.options.get("location"))):
             return found

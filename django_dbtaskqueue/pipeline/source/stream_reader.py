@@ -173,8 +173,7 @@ def unregister_stream(database: Database, name: str) -> None:
 def _prepare_ddl(link: Link) -> str:
     """Bound the wait for the lock of the task table; return the schema of the events, quoted."""
     link.run(f"SET LOCAL lock_timeout = '{pipeline.TRIGGER_LOCK_TIMEOUT}'")
-    found = link.run(EVENT_SCHEMA_SQL)
-    if not found:
+    if not (found := link.run(EVENT_SCHEMA_SQL)):
         raise PipelineError("The database has no table of events: run `manage.py migrate`.")
     return str(found[0][0])
 
