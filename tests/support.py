@@ -115,13 +115,15 @@ def backend_pid(using: str = "default") -> int:
 
 
 def in_time(act: Callable[[], object]) -> None:
-    """Act once more if Spark says that Python did not start in its ten seconds: no fault of what is tested."""
-    try:
-        act()
-    except Exception as error:
-        if "failed to connect back" not in str(error):
-            raise
-        act()
+    """Act again while Spark says that Python did not start in its ten seconds: no fault of what is tested."""
+    for tries_left in reversed(range(5)):
+        try:
+            act()
+        except Exception as error:
+            if not tries_left or "failed to connect back" not in str(error):
+                raise
+        else:
+            return
 
 
 def until_blocked(pid: int) -> None:

@@ -73,7 +73,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_site_shows_every_public_name(built: Path) -> None:
     from sphinx.util.inventory import InventoryFile
 
@@ -87,7 +86,6 @@ def test_the_site_shows_every_public_name(built: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_search_answers_in_three_and_the_comparison_is_seen_whole(built: Path, chromium: Any) -> None:
     browser_page = chromium.new_page()
     for words, right in SEARCHES.items():

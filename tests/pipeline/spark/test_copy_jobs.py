@@ -62,11 +62,11 @@ def test_filters_target_and_rate(spark: SparkSession, pg: Database, tmp_path: Pa
         assert replay(spark, pg, tmp_path, **options, dry_run=True)["chosen"] == 1, options
     assert replay(spark, pg, tmp_path, since="2999-01-01", dry_run=True)["chosen"] == 0
     where = "get_json_object(payload, '$.n') >= 2"
-    assert replay(spark, pg, tmp_path, where=where, to="again", rate="0.01")["enqueued"] == 3
+    assert replay(spark, pg, tmp_path, where=where, to="again", rate="0.0001")["enqueued"] == 3
     first, second, third = Task.objects.filter(queue="again").order_by("ready_time")
     assert [task.payload for task in (first, second, third)] == [{"n": 3}, {"n": 2}, {"n": 9}]
-    assert second.ready_time - first.ready_time > timedelta(seconds=90)
-    assert third.ready_time - second.ready_time == timedelta(seconds=100)
+    assert second.ready_time - first.ready_time > timedelta(hours=1)
+    assert third.ready_time - second.ready_time == timedelta(seconds=10_000)
     assert (second.priority, second.tag) == (4, "eu")
 
 
