@@ -64,6 +64,7 @@ class ScanCursor:
     row_seconds: float | None = None  # seconds per row of checkouts after the watermarks, smoothed
     lost_races: int = 0
     others: int = 0  # live pollers that serve this queue, too
+    shares: bool = True  # whether large checkouts begin where the latest of those ended
     aged: list[int] = field(default_factory=list)  # priorities past max_wait, the longest wait first
 
     def rewind(self) -> None:
@@ -105,7 +106,8 @@ class ScanCursor:
     def is_shared(self, params: Params) -> bool:
         """Whether a checkout after the watermarks uses those of the other pollers: a large one of any task in order."""
         some = self.aged or params["tags"] != NO_VALUES["postgresql"] or "without" in params
-        return bool(self.others and not some and not self.scanning and params["limit"] >= MIN_SHARED_ROWS)
+        large = params["limit"] >= MIN_SHARED_ROWS
+        return bool(self.others and self.shares and large and not some and not self.scanning)
 
     def advance(self, watermarks: Watermarks, rows: list[Row]) -> None:
         """Remember ``watermarks``, and of each priority the last row taken; ``rows`` are in ready order."""

@@ -171,9 +171,10 @@ class Heartbeat:
         began, session = clock.monotonic(), Session.on(alias)
         reports = reports_of_others(session, self._poller.instance)
         others = Counter(name for report in reports for name in {*models.control.queue_names_in(report)})
+        shares = not session.run(session.sql.is_telling_dear, {})[0][0]
         for queue in self._poller.queues.values():
             if queue.port.alias == alias:
-                queue.cursor.others = others[queue.name]
+                queue.cursor.others, queue.cursor.shares = others[queue.name], shares
         interval = conf.settings().heartbeat.total_seconds()
         return max(_spread(interval), (clock.monotonic() - began) / RESCUE_TIME_SHARE)
 

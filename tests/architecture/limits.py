@@ -4,7 +4,7 @@ A limit may only fall, but for new functions: then the commit that raises it say
 """
 
 LIMITS: dict[str, int] = {
-    "lines": 42_857,
+    "lines": 42_861,
     "files": 165,
     "tables": 24,
     "entries at the top": 21,  # one more: the backend of Django's tasks

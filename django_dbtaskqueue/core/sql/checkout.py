@@ -61,16 +61,14 @@ class CheckoutStatements(Group):
     checkout_skip_locked = template("{_take:ctid = ANY(ARRAY({_ready_tasks:ctid|FOR NO KEY UPDATE SKIP LOCKED}))}")
 
     # ``checkout_skip_locked`` beside other pollers: it begins after the furthest row that one of them has told, so that
-    # it does not walk over the rows that they hold. It tells its own last row, unless somebody has locked where, or a
-    # snapshot pins so many old versions of the pollers' rows that they would cost more.
+    # it does not walk over the rows that they hold, and tells its own last row, unless somebody has locked where.
     checkout_beside_others = template(
         "WITH b AS MATERIALIZED ({_furthest}),"
         " found AS MATERIALIZED ({_ready_tasks:ctid, priority, ready_time, id|FOR NO KEY UPDATE SKIP LOCKED|b}),"
         " told AS (UPDATE {poller} SET taken_queue = %(queue_name)s, (taken_priority, taken_time, taken_id) ="
         " (SELECT priority, ready_time, id FROM found ORDER BY priority DESC, ready_time DESC, id DESC LIMIT 1)"
         " WHERE instance IN (SELECT p.instance FROM {poller} AS p WHERE p.instance = %(poller_instance)s"
-        " AND EXISTS (SELECT FROM found) AND pg_stat_get_dead_tuples('{poller}'::regclass) < 1000"
-        " FOR NO KEY UPDATE OF p SKIP LOCKED))"
+        " AND EXISTS (SELECT FROM found) FOR NO KEY UPDATE OF p SKIP LOCKED))"
         " {_take:ctid = ANY(ARRAY(SELECT ctid FROM found))}"
     )
     _furthest = part(
@@ -79,6 +77,9 @@ class CheckoutStatements(Group):
         " WHERE taken_queue = %(queue_name)s AND taken_time <= {now}) AS m WHERE p = ANY(%(priorities)s::smallint[])"
         " ORDER BY p, bound_time DESC, bound_id DESC"
     )
+
+    # Whether a snapshot pins so many old versions of the pollers' rows that to read them costs more than it saves.
+    is_telling_dear = template("SELECT pg_stat_get_dead_tuples('{poller}'::regclass) > 1000", "SELECT true")
 
     # ``checkout_skip_locked`` of several queues in order: of each at most its share, in all ``limit``. Rows behind the
     # limit are neither read nor locked: the outer LIMIT stops the joins that feed it.

@@ -191,7 +191,6 @@ WITH b AS MATERIALIZED (
             SELECT
             FROM found
         )
-        AND pg_stat_get_dead_tuples('"dbtaskqueue_poller"'::regclass) < 1000
         FOR NO KEY UPDATE OF p SKIP LOCKED
     )
 ) UPDATE "dbtaskqueue_task"
@@ -1466,6 +1465,9 @@ SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priori
     statement_timestamp(), statement_timestamp(), NULL, NULL
 FROM ROWS
 FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r, p);
+
+-- Statements.is_telling_dear
+SELECT pg_stat_get_dead_tuples('"dbtaskqueue_poller"'::regclass) > 1000;
 
 -- Statements.join_batch
 UPDATE "dbtaskqueue_task"
@@ -4022,7 +4024,6 @@ WITH b AS MATERIALIZED (
             SELECT
             FROM found
         )
-        AND pg_stat_get_dead_tuples('"dbtaskqueue_poller"'::regclass) < 1000
         FOR NO KEY UPDATE OF p SKIP LOCKED
     )
 ) UPDATE "dbtaskqueue_task"

@@ -1007,6 +1007,9 @@ RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_att
     last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 OR signals
     > 0 AS has_run;
 
+-- Statements.is_telling_dear
+SELECT true;
+
 -- Statements.join_batch
 UPDATE "dbtaskqueue_task"
 SET batch = %(batch)s
