@@ -506,10 +506,6 @@ class Migration(migrations.Migration):
                 ("running", models.JSONField("running", db_default=empty([]))),
                 ("applied_settings", models.TextField("applied settings", db_default="")),
                 ("requested_command", models.CharField("requested command", max_length=30, blank=True, db_default="")),
-                ("taken_queue", models.CharField("queue", max_length=200, blank=True, db_default="")),
-                ("taken_priority", models.SmallIntegerField("priority", null=True, blank=True)),
-                ("taken_time", models.DateTimeField("ready time", null=True, blank=True)),
-                ("taken_id", models.BigIntegerField("task", null=True, blank=True)),
             ],
             options={
                 "default_permissions": ("view",),
