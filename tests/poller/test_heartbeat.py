@@ -208,8 +208,12 @@ def test_an_idle_poller_needs_little_of_the_processor(start: Start) -> None:
     with start("--queue", "work") as poller:
         until(Poller.objects.exists)
         process = psutil.Process(poller.pid)
-        # The system counts in steps of 10 ms: of a short window one step more is half the bound.
-        assert any(process.cpu_percent(interval=10) <= 0.5 for _ in range(3))
+
+        def wakes() -> int:  # what one costs depends on the machine, and how many there are does not
+            return sum(psutil.Process(one.id).num_ctx_switches().voluntary for one in process.threads())
+
+        before, share = wakes(), process.cpu_percent(interval=10)
+        assert (wakes() - before <= 400, share <= 5) == (True, True), share
         poller.stop()
     assert not Task.objects.filter(total_attempt__gt=F("attempt")).exists()
 
