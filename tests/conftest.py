@@ -247,8 +247,7 @@ def unmigrated_database(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
 
 @pytest.fixture
 def sqlite_process_database(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[ProcessDatabase]:
-    file = shutil.copy(templates.on_sqlite(), tmp_path / "tasks.sqlite3")
-    database = ProcessDatabase("sqlite", f"sqlite:///{file}")
+    database = ProcessDatabase("sqlite", f"sqlite:///{shutil.copy(templates.on_sqlite(), tmp_path / 'tasks.sqlite3')}")
     with _as_default(database, django_db_blocker):
         yield database
 

@@ -33,8 +33,7 @@ def empty(connection: BaseDatabaseWrapper) -> None:
         look = ", ".join(f"CASE WHEN EXISTS (SELECT 1 FROM {name}) THEN {size.format(name)} END" for name in names)
         cursor.execute(f"SELECT {look}")
         full = {name: size for name, size in zip(names, cursor.fetchone(), strict=True) if size is not None}
-        large = [name for name, size in full.items() if size > LARGE]
-        if large:
+        if large := [name for name, size in full.items() if size > LARGE]:
             cursor.execute(f"TRUNCATE {', '.join(large)} CASCADE")
         for name in full.keys() - large:
             cursor.execute(f"DELETE FROM {name}")

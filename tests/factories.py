@@ -46,9 +46,7 @@ def _shape(status: Status, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attempt(status: Status, given: dict[str, Any]) -> int:
-    if status == ERROR:
-        return int(given.get("max_attempts", 5))
-    return int(status in (PROCESSING, COMPLETED, POISON))
+    return int(given.get("max_attempts", 5)) if status == ERROR else int(status in (PROCESSING, COMPLETED, POISON))
 
 
 def age(delta: timedelta, *, using: str = "default", model: type[models.Model] = Task, **selection: Any) -> None:

@@ -95,9 +95,7 @@ class Wire(threading.Thread):
         if kind == b"P":
             name, text, _ = body.split(b"\0", 2)
             self._statements[name] = text.decode()
-        if kind == b"B":
-            return self._statements[body.split(b"\0", 2)[1]]
-        return None
+        return self._statements[body.split(b"\0", 2)[1]] if kind == b"B" else None
 
 
 class Proxy:

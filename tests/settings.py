@@ -13,8 +13,7 @@ from example_project.database import database_from_url, sqlite
 
 
 def _server_url() -> str:
-    version = find_binaries().version
-    root = Path(tempfile.gettempdir()) / f"dbtaskqueue-tests-{os.getuid()}-{version}"
+    root = Path(tempfile.gettempdir()) / f"dbtaskqueue-tests-{os.getuid()}-{find_binaries().version}"
     # Nothing here need survive a crash: tests about that use the fixture pg_server. Each of the many databases that
     # tests make and drop would wait for the disk.
     forgetful = dict.fromkeys(("synchronous_commit", "fsync", "full_page_writes"), "off")

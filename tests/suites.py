@@ -102,8 +102,7 @@ def in_one_order(config: pytest.Config, items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for fixture, group in (("spark", "spark"), ("pg_server", "crash")):
-        strays = [one.nodeid for one in items if fixture in one.fixturenames and group_of(one.nodeid) != group]
-        if strays:
+        if strays := [one.nodeid for one in items if fixture in one.fixturenames and group_of(one.nodeid) != group]:
             raise pytest.UsageError(f"These start another {fixture}: {', '.join(strays)}. Put them into its group.")
     if hasattr(config, "workerinput"):
         groups = {item: group_of(item.nodeid) for item in items}

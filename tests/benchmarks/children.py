@@ -26,8 +26,7 @@ def tree_cpu(program: Program) -> float:
 
 def memory(pid: int, name: str = "VmRSS") -> float:
     """Return a process's memory in MiB; ``VmHWM`` is the most it had."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
+    return int(re.search(rf"{name}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1024  # type: ignore[index]
 
 
 def manage(*arguments: str) -> list[str]:
@@ -71,8 +70,7 @@ def at_go(act: Callable[[], Figures]) -> None:
 def timed(act: Callable[[], int]) -> Figures:
     """Do something that returns how many tasks it was; return that, its begin and end, and this process's CPU."""
     cpu, began = _cpu(), monotonic()
-    tasks = act()
-    return {"tasks": tasks, "began": began, "ended": monotonic(), "cpu": _cpu() - cpu}
+    return {"tasks": act(), "began": began, "ended": monotonic(), "cpu": _cpu() - cpu}
 
 
 def _cpu() -> float:

@@ -196,8 +196,7 @@ def archive(server: Server, spark: SparkSession, rows: int, reports: int = 0, **
     with tempfile.TemporaryDirectory() as folder:
         lake, began = Path(folder) / "lake", perf_counter()
         base = {"database": database, "lake": lake, "spark": spark, "older_than": timedelta(0), "batch_size": rows // 2}
-        context = Archive.context(progress=lambda step, *_: steps.setdefault(step, perf_counter()), **base)
-        done = Archive().run(context)
+        done = Archive().run(Archive.context(progress=lambda step, *_: steps.setdefault(step, perf_counter()), **base))
         seconds = perf_counter() - began
         assert done["tasks"] == rows, done
         print(f"{rows:,} tasks in {seconds:.1f} s: {rows / seconds:,.0f} tasks/s")

@@ -60,8 +60,7 @@ def _deadly(run: Callable[[Session, str, Any], Any]) -> Callable[[Session, str, 
             rows = run(self, sql, params)
             return die() if rows else rows
         with self.atomic():
-            rows = run(self, sql, params)
-            if rows:
+            if rows := run(self, sql, params):
                 die()
         return rows
 

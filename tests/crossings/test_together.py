@@ -174,8 +174,7 @@ class Mixture:
 
     def change_batch(self) -> None:
         if rows := [(row, alias) for alias in ALIASES for row in Batch.objects.using(alias).order_by("pk")]:
-            handle = BatchHandle(*self.random.choice(rows))
-            getattr(handle, self.random.choice(["retry", "cancel", "progress"]))()
+            getattr(BatchHandle(*self.random.choice(rows)), self.random.choice(["retry", "cancel", "progress"]))()
 
     def pause(self) -> None:
         """Pause or resume a queue."""
@@ -207,8 +206,7 @@ class Mixture:
     def settle(self) -> None:
         if self.leases:
             lease = self.leases.pop(self.random.randrange(len(self.leases)))
-            ends = (lease.complete, lease.fail, lease.poison, lambda: lease.reenqueue(SECOND))
-            self.random.choice(ends)()
+            self.random.choice((lease.complete, lease.fail, lease.poison, lambda: lease.reenqueue(SECOND)))()
 
     def signal(self) -> None:
         for task in self.some(4):

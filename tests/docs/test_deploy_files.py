@@ -127,8 +127,7 @@ def test_hadolint_accepts_the_dockerfile() -> None:
 def test_the_compose_file_is_as_its_specification_says() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     pytest.importorskip("check_jsonschema", reason="the extra test is not installed")
-    schemas = resources.files("check_jsonschema.builtin_schemas.vendor")
-    schema = json.loads((schemas / "compose-spec.json").read_text())
+    schema = json.loads((resources.files("check_jsonschema.builtin_schemas.vendor") / "compose-spec.json").read_text())
     jsonschema.validate(COMPOSE, schema)
     services = COMPOSE["services"]
     wrong = {**COMPOSE, "services": {**services, "poller": {**services["poller"], "stop_grace": "40s"}}}

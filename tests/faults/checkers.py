@@ -561,8 +561,7 @@ def _taken_again(evidence: Evidence) -> Iterator[tuple[Change, float]]:
 
 def _seconds(evidence: Evidence, began: float, ended: float) -> float:
     """Return the seconds between two times in which all had a database."""
-    away = sum(max(0.0, min(back, ended) - max(gone, began)) for gone, back in evidence.outages)
-    return ended - began - away
+    return ended - began - sum(max(0.0, min(back, ended) - max(gone, began)) for gone, back in evidence.outages)
 
 
 # What may not take longer than so many seconds, or times as long as it must, on a machine without other work.

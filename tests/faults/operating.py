@@ -40,8 +40,7 @@ def cancel(chance: random.Random) -> None:
 
 def move(act: Callable[..., int], chance: random.Random, counts: Counter[str]) -> None:
     """Move tasks to the other shard, and kill the move at one of its places, or wherever it is."""
-    place = chance.choice((*PLACES, chance.randrange(5, MOST_MS)))
-    code = act(place, *chance.sample(SHARDS, 2))
+    code = act(chance.choice((*PLACES, chance.randrange(5, MOST_MS))), *chance.sample(SHARDS, 2))
     counts[{KILLED: "moves killed", 0: "moves ended"}.get(code, "moves failed")] += 1
 
 

@@ -269,8 +269,7 @@ class Run:
             self.site.start()
         for producer in self.producers if produce else ():
             if producer.popen.poll() is not None:
-                number = producer.starts
-                producer.command = [*producer.command[:2], f"{producer.name}x{number}", *producer.command[3:]]
+                producer.command[2:3] = [f"{producer.name}x{producer.starts}"]
                 producer.start()
 
     def _drain(self, nemesis: Nemesis, which: str, since: float) -> float:

@@ -70,8 +70,7 @@ def test_a_task_that_was_there_before_does_not_join(alias: str) -> None:
     with batch("import", using=alias) as b:
         for on_duplicate in ("ignore", "replace"):
             enqueue("parcels", "one", on_duplicate=on_duplicate, using=alias)
-            items = [("many", 1), (f"new-{on_duplicate}", 1)]
-            enqueue_many("parcels", items, on_duplicate=on_duplicate, using=alias)
+            enqueue_many("parcels", [("many", 1), (f"new-{on_duplicate}", 1)], on_duplicate=on_duplicate, using=alias)
     assert sorted(task.reference for tasks in b.tasks() for task in tasks) == ["new-ignore", "new-replace"]
 
 

@@ -105,8 +105,7 @@ def test_run_at_is_when_it_is_due_but_never_in_the_past_and_delay_counts_from_it
     moments += [datetime(2035, 3, 25, 2, 30, 0, 123456, tzinfo=zone) for zone in zones]
     for run_at in moments:
         for delay in (None, timedelta(minutes=1)):
-            task = enqueue("parcels", run_at=run_at, delay=delay, using=alias)
-            row = Task.objects.using(alias).get(pk=task.pk)
+            row = Task.objects.using(alias).get(pk=enqueue("parcels", run_at=run_at, delay=delay, using=alias).pk)
             expected = max(run_at, row.create_time) + (delay or timedelta(0))
             assert abs(row.ready_time - expected) < timedelta(milliseconds=2), (run_at, delay)
 

@@ -338,8 +338,7 @@ class Protocol:
         _, jobs, open = state.pollers[who]
         if jobs or open:
             if state.faults[CRASH]:
-                killed = with_poller(state, who, Poller(True, (), ()))
-                yield Label("{who} is killed", who), spent(killed, CRASH), True
+                yield Label("{who} is killed", who), spent(with_poller(state, who, Poller(True, (), ())), CRASH), True
             if state.faults[PAUSE]:
                 paused = with_poller(state, who, Poller(False, jobs, open))
                 yield Label("{who} stands still", who), spent(paused, PAUSE), True

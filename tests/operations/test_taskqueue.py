@@ -173,8 +173,7 @@ def test_without_a_terminal_an_act_needs_yes_and_on_one_it_asks(monkeypatch: pyt
     monkeypatch.setattr("sys.stdin", io.StringIO())
     refused("add --yes", "reprocess", "--id", task.pk)
 
-    terminal = type("Terminal", (io.StringIO,), {"isatty": lambda self: True})
-    monkeypatch.setattr("sys.stdin", terminal("n\ny\n"))
+    monkeypatch.setattr("sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})("n\ny\n"))
     assert code_of("reprocess", "--id", task.pk) == taskqueue.REFUSED_CODE
     assert Task.objects.get().status == Status.ERROR
     assert "1 task reprocessed." in command("reprocess", "--id", task.pk)

@@ -198,8 +198,7 @@ def test_what_was_done_to_one_task_is_put_back_like_a_bulk_operation(op: Client)
 
 def test_no_operation_changed_more_than_it_expected(op: Client) -> None:
     make_task(Status.ERROR)
-    operation = done("reprocess")
-    address = f"{OPERATIONS}{operation.pk}/change/"
+    address = f"{OPERATIONS}{done('reprocess').pk}/change/"
     assert "1 of 1" in text(op.get(address))
     BulkOperation.objects.update(estimate=0)
     shown = text(op.get(address))

@@ -147,8 +147,7 @@ def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: Actor) -> None:
     logged = LogEntry.objects.get()
     assert (logged.user, logged.object_id, logged.action_flag) == (ada.user, str(failed.pk), CHANGE)
     assert (logged.object_repr, logged.change_message) == (f"{QUEUE}/A", "Retry (fixed)")
-    letter = make_task(queue="letters")
-    act_on_ids(Task.objects.all(), [failed.pk, letter.pk], ActionRequest(DELETE, "test data"), ada)
+    act_on_ids(Task.objects.all(), [failed.pk, make_task(queue="letters").pk], ActionRequest(DELETE, "test data"), ada)
     assert AuditEntry.objects.latest("pk").queue == "", "it was of two queues"
 
 

@@ -64,9 +64,7 @@ def hour_of(time: datetime) -> datetime:
 
 def percentile(values: Sequence[float], p: float) -> float | None:
     """Return the least value that the share ``p`` of all does not exceed."""
-    if not values:
-        return None
-    return sorted(values)[max(math.ceil(len(values) * p - 1e-9), 1) - 1]
+    return sorted(values)[max(math.ceil(len(values) * p - 1e-9), 1) - 1] if values else None
 
 
 def levels(rows: Iterable[Row]) -> dict[tuple[str, datetime], dict[str, Any]]:

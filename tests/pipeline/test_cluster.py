@@ -135,8 +135,7 @@ def test_a_job_on_a_busy_cluster_says_so_and_ends_by_sigterm(postgres_process_da
     orders.write_text('{"reference": "a"}\n')
     words = ["enqueue", "--input", str(orders), "--queue", "claims", "--map", "reference=reference"]
     with ExitStack() as stack:
-        cluster = Cluster(stack, tmp_path, workers=0)
-        options = ["--master", cluster.url, *confs("starvation.timeout=1s")]
+        options = ["--master", Cluster(stack, tmp_path, workers=0).url, *confs("starvation.timeout=1s")]
         job = stack.enter_context(manage(postgres_process_database, "runtaskpipeline", *words, *options))
         until(lambda: "sufficient resources" in job.log, timeout=200)
         started = psutil.Process(job.process.pid).children(recursive=True)

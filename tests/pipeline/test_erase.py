@@ -49,8 +49,7 @@ def fill(database: Database, folder: Path) -> None:
     for some in (ids, ids[1:]):
         span = {"first_task_id": some[0], "last_task_id": some[-1], "task_ids": some}
         TaskChange.objects.create(audit=entry, before={"payload": ["..."]}, **span)
-    rows = few_tasks(database, TASKS.names, "task")
-    micro_batch = ThisProcess(rows.to_batches())
+    micro_batch = ThisProcess(few_tasks(database, TASKS.names, "task").to_batches())
     lake = Lake.at(folder)
     sink(lake, "a stream", database.location, micro_batch, 1)
     files = [*lake.files("tasks"), *lake.files("attempts")]

@@ -43,8 +43,7 @@ def test_the_servers_needed_are_the_least_that_do(rate: float, run: float, wait:
 
 
 def test_the_need_has_the_interval_of_the_arrivals() -> None:
-    coming = f.Prediction("any", {9: 3599.0}, (-10, 90), {}, None, 3, 2)
-    (found,) = f.needs(coming, Service(2), TARGET, 1.0)
+    (found,) = f.needs(f.Prediction("any", {9: 3599.0}, (-10, 90), {}, None, 3, 2), Service(2), TARGET, 1.0)
     assert (found.arrivals_least, found.arrivals, found.arrivals_most) == (2999, 3599, 8999)
     assert found.expected < found.servers == f.servers_needed(8999 / 3600, Service(2), TARGET)
 
@@ -65,8 +64,7 @@ def odd(values: dict[datetime, float], zone: tzinfo = UTC) -> list[f.Anomaly]:
 def test_one_wild_hour_is_named_and_hides_no_other() -> None:
     high, low = MONDAY + timedelta(days=8), MONDAY + timedelta(days=16)
     values = {MONDAY + HOUR * hour: 100.0 for hour in range(24 * 28)} | {high: 1_000_000.0, low: 0.0}
-    found = [(one.hour, one.usual, one.score > 0) for one in odd(values)]
-    assert found == [(high, 100.0, True), (low, 100.0, False)]
+    assert [(one.hour, one.usual, one.score > 0) for one in odd(values)] == [(high, 100.0, True), (low, 100.0, False)]
 
 
 def test_a_season_and_a_change_of_the_clock_are_no_anomaly() -> None:
@@ -137,8 +135,7 @@ def test_a_change_of_the_clock_moves_no_hour(monday: datetime) -> None:
 
 def test_an_hour_that_is_there_twice_counts_once_and_one_that_is_not_there_is_filled() -> None:
     first = datetime(2026, 10, 12, tzinfo=BERLIN).astimezone(UTC)
-    even = {first + HOUR * step: 10 for step in range(24 * 22)}
-    assert set(predict(even, BERLIN).expected.values()) == {10}
+    assert set(predict({first + HOUR * step: 10 for step in range(24 * 22)}, BERLIN).expected.values()) == {10}
     spring = datetime(2026, 3, 16, tzinfo=BERLIN).astimezone(UTC)
     assert set(predict({spring + HOUR * step: 10 for step in range(24 * 15)}, BERLIN).expected.values()) == {10}
 

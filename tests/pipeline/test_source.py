@@ -88,8 +88,7 @@ CHOICES: list[tuple[dict[str, Any], dict[str, Any], set[str | None]]] = [
 def test_rows_are_chosen_by_the_database(database: Database, tasks: list[dict[str, Any]]) -> None:
     for among, ranges, references in CHOICES:
         found = reader(database, "reference_number")
-        conditions = tuple(source._conditions(among, ranges))
-        found.selection = replace(found.selection, conditions=conditions)
+        found.selection = replace(found.selection, conditions=tuple(source._conditions(among, ranges)))
         assert {*read(found)["reference_number"].to_pylist()} == references, (among, ranges)
 
 

@@ -220,8 +220,7 @@ def test_two_handlers_declare_different_things_of_their_queue_together_and_may_n
 # -- two classes of one name -------------------------------------------------------------------------------------------
 def of_another_module(cls: Any, **members: Any) -> Any:
     """Return a class with the name and the fields of ``cls``, as another module of the project may have one."""
-    fields = get_type_hints(cls)
-    return dataclass(type(cls.__name__, (), {"__annotations__": fields, "__module__": "mail", **members}))
+    return dataclass(type(cls.__name__, (), {"__annotations__": get_type_hints(cls), "__module__": "mail", **members}))
 
 
 def test_two_classes_of_one_name_share_a_queue(site: Site) -> None:

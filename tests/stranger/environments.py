@@ -75,8 +75,7 @@ def make_environment(python: Python, wheel: Path, folder: Path) -> dict[str, str
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     active = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(folder)}
     pip = {"PIP_CONSTRAINT": str(constraints), "PIP_FIND_LINKS": str(wheel.parent)}
-    quiet = dict.fromkeys(("PIP_QUIET", "PIP_DISABLE_PIP_VERSION_CHECK", "PYTHONUNBUFFERED"), "1")
-    return kept | active | pip | quiet
+    return kept | active | pip | dict.fromkeys(("PIP_QUIET", "PIP_DISABLE_PIP_VERSION_CHECK", "PYTHONUNBUFFERED"), "1")
 
 
 def execute(command: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:

@@ -153,8 +153,7 @@ def volume(server: Server, size: float) -> Scenario:
         Target("five priorities ≥ 0.8 times one", "five priorities", RATE, 0.8, alone),
     ]
     title = f"Growth: drains of {tasks:,} tasks, unless the row says otherwise, beside other rows (times {size:g})"
-    growth = [alone, *backlogs, spread, groups, "50 pollers"]
-    return Scenario("volume", title, drains, targets, picture=growth)
+    return Scenario("volume", title, drains, targets, picture=[alone, *backlogs, spread, groups, "50 pollers"])
 
 
 def limits(server: Server, size: float) -> Scenario:
