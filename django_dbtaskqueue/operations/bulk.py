@@ -20,7 +20,7 @@ from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked_text
-from django_dbtaskqueue.db.session import aliases_of, model_named
+from django_dbtaskqueue.db.session import Session, aliases_of, model_named
 from django_dbtaskqueue.flow.selection import lock_first
 from django_dbtaskqueue.models import BulkOperation, TaskChange
 from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
@@ -31,7 +31,7 @@ from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
 from django_dbtaskqueue.operations.lookup import tasks_on
 from django_dbtaskqueue.operations.permissions import Actor, User, check, narrow, sole
 from django_dbtaskqueue.operations.search import Search, parse, to_text
-from django_dbtaskqueue.operations.search.query import select, tasks_for
+from django_dbtaskqueue.operations.search.query import select, tasks_for, with_moments
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, PUT_BACK, TaskVerb, VerbOptions, bulk_verb
 
 __all__ = ["cancel", "preview", "start", "turn"]
@@ -108,6 +108,8 @@ def start(
     if max_tasks is not None and max_tasks < 1:
         raise OperationRefused(_("A limit is at least 1, not %(number)s.") % {"number": max_tasks})
     tasks = tasks_for(search, using, write=True)
+    search = with_moments(search, Session.on(tasks.db).now())
+    request = replace(request, query=to_text(search))
     request.verb.check(tasks.model, tasks.db, request.options, actor)
     expected = preview(request.verb, search, tasks.db, options=request.options, actor=actor).selected
     last_id = int(tasks.aggregate(last=Max("pk"))["last"] or 0)
@@ -157,10 +159,10 @@ def put_back(operation: BulkOperation, actor: Actor, reason: str = "") -> BulkOp
     if refusal := why_not_put_back(operation):
         raise OperationRefused(refusal)
     changes = operation.changes.using(operation._state.db).filter(skip_reason="")
-    ids = changes.aggregate(first=Min("pk"), last=Max("pk"))
+    done = changes.aggregate(first=Min("pk"), last=Max("pk"))
     request = ActionRequest(PUT_BACK, reason.strip(), query=operation.query)
     options = {**request.options.to_json(), "operation": operation.pk, "verb": operation.verb}
-    given = {"first_id": ids["first"] - 1, "last_id": ids["last"], "estimate": operation.changed}
+    given = {"first_id": done["first"] - 1, "last_id": done["last"], "estimate": operation.changed}
     return _ordered(_tasks(operation), request, actor, options=options, **given)
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,11 +13,14 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, transaction
+from django.utils import timezone
 
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Task, TaskChange
 from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, RUNNING, WAITING
 from django_dbtaskqueue.operations import actions, bounded_reads, bulk
+from django_dbtaskqueue.operations.search import parse
+from django_dbtaskqueue.operations.search.query import bounds_of, select
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ONLY_PARCELS, refused, user, work as run
@@ -96,6 +100,30 @@ def test_all_that_match_are_changed_in_chunks_and_each_skipped_task_has_its_reas
     assert (entry.verb, entry.query, entry.reason, entry.queue) == ("reprocess", f"queue:{QUEUE}", "fixed", QUEUE)
     assert (entry.changed, entry.skipped, entry.operation) == (5, 1, operation)
     assert not bulk.turn("default")
+
+
+@pytest.mark.parametrize(
+    "q",
+    [
+        "created:2026-11-28",
+        "created:>2026-11-28T01:00",
+        "created:2026-11-27..2026-11-28",
+        "created:>=01:00",
+        "-age:1h..870000h",
+    ],
+)
+def test_the_times_of_an_order_are_those_of_its_moment(q: str) -> None:
+    tasks = failures(48)
+    for hours, task in enumerate(tasks):
+        Task.objects.filter(pk=task).update(create_time=datetime(2026, 11, 27, tzinfo=UTC) + timedelta(hours=hours))
+    with timezone.override("Asia/Tokyo"):
+        wanted = set(select(q, Task.objects.all()).values_list("pk", flat=True))
+        operation = bulk.start("reprocess", q, None)
+    run()
+    assert {*Task.objects.filter(status="CREATED").values_list("pk", flat=True)} == wanted and of(
+        operation
+    ).estimate == len(wanted)
+    assert all(isinstance(at, datetime) for _, at in bounds_of(parse(operation.query).terms[0].matches[0]))
 
 
 def test_operations_take_turns() -> None:

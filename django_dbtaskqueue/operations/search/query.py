@@ -7,7 +7,7 @@ answers. Times are compared with the database's clock. Nothing but ``id_range`` 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from operator import and_, or_
 from typing import Any, Self, cast
@@ -19,10 +19,11 @@ from django.db import connections
 from django.db.models import Aggregate, BooleanField, F, Func, Max, Min, Q, TextField, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
+from django.utils.timezone import make_aware
 from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.columns import INTEGER_TYPES, searched
-from django_dbtaskqueue.core.durations import clock
+from django_dbtaskqueue.core.durations import MICROSECOND, clock
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import SIGNAL, TERMINAL, Status
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
@@ -41,6 +42,7 @@ LOOKUPS = {
     "=": "exact", "^": "startswith", "$": "endswith", "~": "contains", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte",
 }  # fmt: skip
 _any = partial(reduce, or_)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # no search can name an earlier time
 LATER_OR_EARLIER = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 TEXTS, NUMBERS, TIMES = searched("text"), searched(*INTEGER_TYPES), searched("timestamptz")
 # What a checkout index can answer; the rest of the table is not read for it.
@@ -169,6 +171,25 @@ def _bound(op: str, value: str) -> tuple[str, timedelta | datetime]:
     return op, moment
 
 
+def with_moments(search: Search, now: datetime) -> Search:
+    """Return the search with moments for its times: it means the same later, and in another time zone."""
+    return Search(tuple(_fixed(term, now) if term.name in TIMES else term for term in search.terms))
+
+
+def _fixed(term: Term, now: datetime) -> Term:
+    matches = tuple(_moments(match, now if now.tzinfo else make_aware(now)) for match in term.matches)
+    return replace(term, name="created" if term.name == "age" else term.name, matches=matches)
+
+
+def _moments(match: Match, now: datetime) -> Match:
+    bounds = [(op, now - min(at, now - EPOCH) if isinstance(at, timedelta) else at) for op, at in bounds_of(match)]
+    (op, first), *rest = sorted(((op, at if at.tzinfo else make_aware(at)) for op, at in bounds), reverse=True)
+    if not rest:
+        return Match(op, first.isoformat())
+    end, last = rest[0]
+    return Match("..", first.isoformat(), (last - MICROSECOND * (end == "<")).isoformat())  # both ends are in it
+
+
 def _limit(bound: timedelta | datetime, now: datetime | Now, session: Session) -> object:
     return now - bound if isinstance(bound, timedelta) else session.comparable_time(bound)
 
@@ -181,8 +202,7 @@ def _time(column: str, match: Match, alias: str) -> Q:
 
 def since(column: str, text: str, alias: str) -> Q:
     """Return the condition for a time from ``text`` on: an age, a day, a time of day. Raises ``SearchError``."""
-    match = values.READERS["time"](Piece(f"{'<' if span_of(text) else '>='}{text}"), "since")
-    return _time(column, match, alias)
+    return _time(column, values.READERS["time"](Piece(f"{'<' if span_of(text) else '>='}{text}"), "since"), alias)
 
 
 # Ids and creation times rise together, so the primary key finds a date. A time column has no index, because every
