@@ -284,17 +284,17 @@ class Session:
 
     def time_text(self, value: datetime) -> str:
         """Return ``value`` as the text this database compares its times with."""
-        if value.tzinfo is None:
-            value = make_aware(value)
+        value = (value if value.tzinfo else make_aware(value)).astimezone(UTC)  # PostgreSQL knows offsets to 16 hours
         if self.postgresql:
             return value.isoformat()
-        return make_naive(value, UTC).isoformat(sep=" ", timespec="milliseconds")
+        return value.replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
 
     def comparable_time(self, time: datetime) -> datetime | Value:
         """Return a time as a query compares it with a column: SQLite compares text, written to the millisecond."""
         if not self.postgresql:
             return Value(self.time_text(time))
-        return time if time.tzinfo or not django_settings.USE_TZ else make_aware(time)
+        time = make_aware(time) if django_settings.USE_TZ and time.tzinfo is None else time
+        return time.astimezone(UTC) if time.tzinfo else time
 
     def stored_time(self, value: datetime) -> datetime:
         """Return ``value`` as a model must hold it so that the database's clock can be compared with it.
@@ -302,7 +302,7 @@ class Session:
         Without USE_TZ, Django writes the site's local time into SQLite, whose clock says UTC.
         """
         if self.postgresql or django_settings.USE_TZ:
-            return value
+            return value.astimezone(UTC) if value.tzinfo else value
         return make_naive(make_aware(value) if value.tzinfo is None else value, UTC)
 
     def now(self) -> datetime:

@@ -33,7 +33,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.conf.queue import stored
 from django_dbtaskqueue.core.columns import PutOptions
-from django_dbtaskqueue.core.durations import clock
+from django_dbtaskqueue.core.durations import MAX_DELAY, clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Outcome, Poison, Reenqueue
@@ -378,8 +378,8 @@ def _instance(pid: int) -> str:
 def _checked(name: str, value: Any) -> timedelta:
     if not isinstance(value, timedelta):
         raise TypeError(f"{name}={value!r} must be a timedelta, e.g. timedelta(seconds=30).")
-    if value < timedelta(0):
-        raise ValueError(f"{name}={value!r} must not be negative.")
+    if not timedelta(0) <= value <= MAX_DELAY:
+        raise ValueError(f"{name}={value!r} must not be negative, or longer than a hundred years.")
     return value
 
 

@@ -100,7 +100,7 @@ def test_the_least_task(alias: str) -> None:
 
 
 def test_run_at_is_when_it_is_due_but_never_in_the_past_and_delay_counts_from_it(alias: str) -> None:
-    now, zones = timezone.now(), (UTC, timezone.get_fixed_timezone(330), timezone.get_fixed_timezone(-660))
+    now, zones = timezone.now(), [timezone.get_fixed_timezone(minutes) for minutes in (0, 330, -660, 1200)]
     moments = [now + later for later in (timedelta(days=-3), timedelta(hours=2), timedelta(days=3000, microseconds=1))]
     moments += [datetime(2035, 3, 25, 2, 30, 0, 123456, tzinfo=zone) for zone in zones]
     for run_at in moments:

@@ -151,7 +151,7 @@ FOUND: dict[tuple[str, ...], list[str]] = {
     ],
     ("failed", B): ["finished:<2h"],
     (B,): ['"a \\""', 'ref:*"b*"', 'ref:"a \\"b*"', "queue:bulk", "queue:b*", "created:>1d", "result.n:1.5"],
-    tuple(ROWS): ["", "created:2000-01-01..2099-01-01", "created:>=2000-01-01T08:00 created:<=2099-12-31"],
+    tuple(ROWS): ["", "created:2000-01-01..2099-01-01", "created:>=2000-01-01T08:00+20:00 created:<=2099-12-31"],
 }
 
 

@@ -32,7 +32,7 @@ Text = Union[str, "_StrPromise"]  # translated now, or when it is shown
 WHOLE_NUMBER = re.compile(r"-?\d{1,19}")
 JSON_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 NEARLY_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
+TIME_OF_DAY = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?")
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
 COMPARISONS = (">=", "<=", ">", "<")
 TEXT_OPS = "=^$~"
