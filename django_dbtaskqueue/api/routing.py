@@ -181,6 +181,8 @@ class Route:
 
     def read(self, request: HttpRequest) -> dict[str, Any]:
         """Return the values of a request's fields; raise ``BadInput`` for a wrong or an unknown one."""
+        if twice := next((name for name, values in request.GET.lists() if len(values) > 1), None):
+            raise BadInput(twice[:100], "is there more than once. Join values of a search with commas.")
         found = _read(request.GET.dict(), self.query, "parameter")
         if self.body or self.method != "GET":
             found |= _read(serializers.json_object(request.body), self.body, "key")
@@ -417,8 +419,7 @@ def actor_of(token: str) -> Actor | None:
     """Return whom a token stands for, or None for an unknown or an expired one, or one of an inactive user."""
     digest = hashlib.sha256(token.encode(errors="replace")).hexdigest()
     # All are compared, so that the time tells nothing.
-    found = [name for name, known in conf.settings().api_tokens.items() if constant_time_compare(known, digest)]
-    if found:
+    if found := [name for name, known in conf.settings().api_tokens.items() if constant_time_compare(known, digest)]:
         return _actor(found[0], Scope())
     tokens: Any = ApiToken.objects.using(alias_for("", None))
     live = tokens.filter(Q(expire_time__isnull=True) | Q(expire_time__gt=Now()), digest=digest)

@@ -345,6 +345,8 @@ def queue(call: ApiCall, queue: str) -> QueueDetail:
 def act_on_queue(call: ApiCall, queue: str, verb: str) -> int:
     """Pause a queue, for a time, until a time, or until it is resumed; or resume it."""
     known, length, until = _verb(verb, QUEUE_VERBS), call.given["for"], call.given["until"]
+    if None not in (length, until):
+        raise TaskQueueError("A pause ends after a time (for) or at one (until): give one of both.")
     until = timezone.now() + length if length is not None else until
     return apply_to_queues(known, [queue], call.actor, reason=call.given["reason"], until=until)
 

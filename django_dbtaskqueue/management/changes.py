@@ -120,7 +120,7 @@ def queue_verb(output: Output, options: Options) -> int:
     if options["dry_run"]:
         return output.answer({"dry_run": True, "queues": queues}, f"Would {name} {', '.join(queues)}.")
     verb, length = QUEUE_VERBS[name], options.get("for_time")
-    until = timezone.now() + length if length else None
+    until = None if length is None else timezone.now() + length
     number = queue_control.apply_to_queues(
         verb, queues, Actor(), reason=options["reason"], until=until, using=options["database"]
     )

@@ -153,7 +153,7 @@ def test_a_search_that_would_tell_a_payload_needs_the_same_permission(q: str) ->
 def test_queues_and_their_pauses() -> None:
     ada = client("view_queue", "pause_queue")
     make_task(ready_time=-timedelta(minutes=5))
-    for end in ({"for": "30m"}, {"until": "2099-01-01T00:00"}):
+    for end in ({"for": "30m"}, {"until": "2099-01-01T00:00+20:00"}):
         assert post(ada, f"queues/{QUEUE}/pause", reason="why", **end).json() == {"changed": 1}
         assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).get().paused_by == "ada"
     answer = ada.get("/api/queues").json()
@@ -175,6 +175,7 @@ FAULTS: list[tuple[str, dict[str, Any], int, str]] = [
     ("tasks/housekeep/search", {"q": "status:ERROR", "to": "moon"}, 400, "'to' must be"),
     *(("tasks/signal/ids", {"ids": [1], "signal": name}, 400, "'signal'") for name in ("a\0", "a\ud800", " ")),
     ("queues/parcels/pause", {"until": "soon"}, 400, "'until' must be a time"),
+    ("queues/parcels/pause", {"for": "30m", "until": "2099-01-01"}, 400, "give one of both"),
     ("queues/parcels/purge", {"reason": "test data"}, 400, "confirm"),
     *((f"queues/parcles/{verb}", {}, 404, NEAREST) for verb in ("pause", "resume")),
     ("queues/parcles/settings", {"values": {"batch_size": 9}}, 404, NEAREST),
@@ -182,10 +183,12 @@ FAULTS: list[tuple[str, dict[str, Any], int, str]] = [
     ("queues/parcles/purge", {"confirm": "parcles", "reason": "x"}, 404, NEAREST),
     ("tasks/reprocess/ids", {"ids": [1], "queue": "parcles"}, 404, NEAREST),
 ]
-UNREADABLE: list[tuple[dict[str, str], str]] = [
+UNREADABLE: list[tuple[dict[str, Any], str]] = [
     ({"q": "stauts:ERROR"}, "Did you mean 'status'"),
     ({"status": "EROR"}, "Did you mean 'ERROR'"),
     ({"limit": "many"}, "must be a whole number"),
+    ({"created": ">=0٣:00"}, "is not a time"),
+    ({"queue": ["parcels", "letters"]}, "'queue' is there more than once"),
     ({"stauts": "ERROR"}, "'stauts' is not a parameter here. Did you mean 'status'"),
 ]
 

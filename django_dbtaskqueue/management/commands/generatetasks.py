@@ -87,8 +87,7 @@ def build(session: Session, number: int, queues: int, progress: Callable[[int], 
         with session.connection.cursor() as cursor, cursor.cursor.copy(COPY_SQL.format(table=table)) as copy:
             for start in range(0, number, ROWS_PER_BLOCK):
                 made = now - CREATION_PERIOD * (1 - start / number)
-                rows = _rows(range(start, min(number, start + ROWS_PER_BLOCK)), names, made, now, kinds)
-                copy.write("".join(rows))
+                copy.write("".join(_rows(range(start, min(number, start + ROWS_PER_BLOCK)), names, made, now, kinds)))
                 progress(start)
         _counts(session.connection.alias, names, kinds, now)
 
