@@ -103,8 +103,7 @@ def register(listener: Listener) -> None:
 
 def unregister(listener: Listener) -> bool:
     """Take a listener away; return whether it was registered."""
-    known = listener in registered
-    if known:
+    if known := listener in registered:
         registered.remove(listener)
     return known
 

@@ -167,9 +167,7 @@ class QueueAdmin(NamedListAdmin):
     def act(self, request: HttpRequest) -> HttpResponse:
         if "set" in request.POST:
             return self._change_setting(request)
-        if "purge" in request.POST:
-            return self._empty(request)
-        return self._pause_or_resume(request)
+        return self._empty(request) if "purge" in request.POST else self._pause_or_resume(request)
 
     def _queue_of(self, request: HttpRequest, key: str, verb: permissions.Verb) -> Queue:
         if (queue := self.get_object(request, request.POST.get(key, "").strip())) is None:

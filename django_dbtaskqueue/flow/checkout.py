@@ -111,8 +111,7 @@ class ScanCursor:
 
     def advance(self, watermarks: Watermarks, rows: list[Row]) -> None:
         """Remember ``watermarks``, and of each priority the last row taken; ``rows`` are in ready order."""
-        last = {row[PRIORITY]: (row[READY_TIME], row[ID]) for row in rows}
-        self.watermarks = {**watermarks, **last}
+        self.watermarks = {**watermarks, **{row[PRIORITY]: (row[READY_TIME], row[ID]) for row in rows}}
 
     def sample_cost(self, seconds: float, rows: int) -> None:
         """Remember what a checkout after the watermarks took."""
@@ -337,8 +336,7 @@ def _driver(path: str) -> Strategy:
         driver = import_string(path)()
     except (ImportError, TypeError) as error:
         raise ImproperlyConfigured(f"strategy={path!r} cannot be made: {error}") from None
-    missing = [name for name in vars(Strategy) if name[0] != "_" and not callable(getattr(driver, name, None))]
-    if missing:
+    if missing := [name for name in vars(Strategy) if name[0] != "_" and not callable(getattr(driver, name, None))]:
         raise ImproperlyConfigured(f"strategy={path!r} lacks {', '.join(missing)}(); see flow.checkout.Strategy.")
     return driver  # type: ignore[no-any-return]
 
@@ -407,8 +405,7 @@ def _take_or_park(session: Session, found: Sequence[Row], params: Params, limite
     """Take tasks of which some cannot be taken: a part that fails is halved; park each one that fails alone."""
 
     def take_found(allowed: Params) -> list[Row]:
-        rows = fenced(found[: allowed["limit"]])
-        return session.run(session.sql.checkout_optimistic, {**params, "rows": rows})
+        return session.run(session.sql.checkout_optimistic, {**params, "rows": fenced(found[: allowed["limit"]])})
 
     wanted = {**params, "limit": len(found)}
     try:

@@ -168,8 +168,7 @@ def _existing(
 ) -> Task | None:
     """Return the task with the reference, or raise ``DuplicateTask``; None if it has gone and was not ``spent``."""
     reference, words = row["reference_number"], "" if rule is None else rule.words
-    references = session.sql.dialect.array([reference])
-    found = session.run(session.sql.find, {"queue_name": queue, "references": references})
+    found = session.run(session.sql.find, {"queue_name": queue, "references": session.sql.dialect.array([reference])})
     if not found and not spent:
         return None
     task_id, _, status, group = found[0] if found else (None, reference, LEFT_TABLE, row["group_key"])

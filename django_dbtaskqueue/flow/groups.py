@@ -131,8 +131,7 @@ def park_excess(session: Session, queue: str) -> None:
     params = {"queue_name": queue, "number": heads_of(session, queue)}
     found = sorted(group for (group,) in session.run(session.sql.groups_over, params))
     for start in range(0, len(found), GROUPS_PER_TRANSACTION):
-        some = found[start : start + GROUPS_PER_TRANSACTION]
-        run_and_regroup(session, queue, [], [(some, True)], every=True)
+        run_and_regroup(session, queue, [], [(found[start : start + GROUPS_PER_TRANSACTION], True)], every=True)
 
 
 def heads_of(session: Session, queue: str) -> int:

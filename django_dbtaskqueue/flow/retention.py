@@ -157,8 +157,7 @@ def delete_month(session: Session, table: str) -> int:
 
 def delete_attempts(session: Session, *, older_than: timedelta) -> int:
     """Delete a batch of records of failed attempts that are that old; return how many."""
-    rows = models.Attempt._base_manager.using(session.connection.alias)
-    return _delete(rows, Q(finish_time__lte=Now() - older_than))
+    return _delete(models.Attempt._base_manager.using(session.connection.alias), Q(finish_time__lte=Now() - older_than))
 
 
 def delete_audit(alias: str, *, older_than: timedelta) -> int:

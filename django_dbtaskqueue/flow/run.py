@@ -62,8 +62,7 @@ class Processor:
     @lru_cache(maxsize=1024)  # noqa: B019 -- emptied when the settings change
     def with_middleware(self) -> Call:
         """Return ``function`` in all its middleware; raise ``ImproperlyConfigured`` for a wrong one."""
-        middleware = (*conf.settings().middleware, *self.middleware)
-        return surrounded(self.function, middleware, is_async=self.is_async)
+        return surrounded(self.function, (*conf.settings().middleware, *self.middleware), is_async=self.is_async)
 
     def invoke(self, given: Lease | list[Lease]) -> Any:
         """Call it, or return what awaits it, in a copy of the context: what it sets there is gone after it."""

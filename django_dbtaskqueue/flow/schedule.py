@@ -89,8 +89,7 @@ class Definition:
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Definition:
         """Return the definition with these fields, such as those of a row; others have their defaults."""
-        known = {name: values[name] for name in SCHEDULE_FIELDS if name in values}
-        return cls(**known)  # type: ignore[arg-type]
+        return cls(**{name: values[name] for name in SCHEDULE_FIELDS if name in values})  # type: ignore[arg-type]
 
     def check(self, name: str) -> None:
         """Raise ``ValueError`` or a ``TaskQueueError``, in words, unless a row can hold it and its tasks."""
@@ -101,8 +100,7 @@ class Definition:
             words = [word for word, _label in known]
             if getattr(self, key) not in words:
                 raise ValueError(f"{key}={getattr(self, key)!r} must be one of {', '.join(map(repr, words))}.")
-        task = TaskOptions(payload=self.payload, priority=self.priority)
-        row_of(self.queue, task, conf.default_settings(self.queue))
+        row_of(self.queue, TaskOptions(payload=self.payload, priority=self.priority), conf.default_settings(self.queue))
         self.readable_payload()
 
     def readable_payload(self) -> object:
@@ -132,8 +130,7 @@ def rows_on(alias: str) -> QuerySet[Schedule]:
 def reschedule(row: Schedule, alias: str) -> None:
     """Set the next tick of a row to the first one from now on."""
     check_timing(row.cron, row.timezone)  # SQL may have written it
-    now = aware(row.clock, alias)
-    row.next_time = _stored(next(ticks(row.cron, row.timezone, now), None), alias)
+    row.next_time = _stored(next(ticks(row.cron, row.timezone, aware(row.clock, alias)), None), alias)
 
 
 # -- what the code declares --------------------------------------------------------------------------------------------

@@ -53,8 +53,7 @@ def settle(session: Session, pairs: Sequence[Decided]) -> set[int]:
     if watched := {row[0] for rows in answers for row in rows if row[1]}:
         kinds = CompleteDelete if pairs[0][0].port.keep == "keep" else (Complete, CompleteDelete)
         gone = watched & {lease.id for lease, outcome in pairs if isinstance(outcome, kinds)}
-        completed = dict.fromkeys(gone, str(COMPLETED))
-        dependencies.after_commit(session, dependencies.tell_ends, watched - gone, completed)
+        dependencies.after_commit(session, dependencies.tell_ends, watched - gone, dict.fromkeys(gone, str(COMPLETED)))
     return settled
 
 

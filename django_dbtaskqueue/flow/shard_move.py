@@ -168,8 +168,7 @@ class ShardMove:
             members = [*(one for one in found if one.group is None), *self.candidates(alias, whole)]
             waiting = self.tasks(alias).filter(status=CREATED, pk__in=[one.pk for one in members])
             read = with_row_locks(waiting).only("pk", "group_key", "parked_by", "watched", "batch")
-            locked = {row.pk: row for row in read}
-            reasons = self._reasons(alias, locked, members)
+            reasons = self._reasons(alias, {row.pk: row for row in read}, members)
             self._keep_groups_whole(alias, members, reasons)
             self.report.refuse(alias, reasons.items())
             by_target: dict[str, list[int]] = defaultdict(list)

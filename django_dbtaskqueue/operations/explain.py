@@ -283,8 +283,7 @@ def _of_the_limits(case: _Case) -> Iterator[Explanation]:
     if all(one.slots and one.held >= one.slots for one in case.able):
         text = _("Each poller that may take the task is busy: %(slots)s slots are full.")
         turn, facts = _place(case)
-        slots = sum(one.slots for one in case.able)
-        yield _because("busy", text + turn, pollers=len(case.able), slots=slots, **facts)
+        yield _because("busy", text + turn, pollers=len(case.able), slots=sum(one.slots for one in case.able), **facts)
 
 
 def _waiting(case: _Case) -> Iterator[Explanation]:

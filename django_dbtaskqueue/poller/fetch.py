@@ -312,8 +312,7 @@ class Fetcher:
 
     def _refuse(self, lease: Lease, refused: Settlement | None) -> None:
         if refused is not None and refused.facts.parks:
-            reason = getattr(refused, "reason", "")
-            logger.warning("Task %s parked: %s", lease.id, reason, extra=observe.fields(lease))
+            logger.warning("Task %s parked: %s", lease.id, getattr(refused, "reason", ""), extra=observe.fields(lease))
         self._settler.finish(Done(lease, refused, 0.0), idle=True)
 
     def _note_drained(self, session: Session, queue: QueueState, got: int, ends: tuple[int, int]) -> None:

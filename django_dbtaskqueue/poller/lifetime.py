@@ -85,8 +85,7 @@ def run_to_end(
     with threads_started(poller, heartbeat):
         ended, deadline = _wait_for_end(poller, heartbeat, shutdown, timeout.total_seconds(), on_tick)
         _wait_for_threads(poller, shutdown, deadline)
-        left = [f"Thread {name} ended: its poller ends, another one must replace it" for name in ended]
-        return left + _left(poller)
+        return [f"Thread {name} ended: its poller ends, another one must replace it" for name in ended] + _left(poller)
 
 
 @contextmanager

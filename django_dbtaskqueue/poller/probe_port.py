@@ -173,8 +173,7 @@ def served(where: Address | None, probes: Probes | None) -> Iterator[None]:
     except OSError as error:
         text = f"--metrics-port {where.host}:{where.port} cannot be opened: {error.strerror or error}."
         raise ImproperlyConfigured(f"{text} Choose another port, or one of this host's addresses.") from None
-    thread = threading.Thread(target=server.serve_forever, name="dbtaskqueue-metrics-port", daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, name="dbtaskqueue-metrics-port", daemon=True).start()
     logger.info("Probes and metrics: http://%s:%s/metrics", *server.server_address[:2])
     try:
         yield

@@ -134,8 +134,7 @@ class Supervisor:
 
     def snapshot(self) -> PollerSnapshot:
         """Return the sum of all children, with what earlier processes did."""
-        running = [child.latest for child in self.children if child.code is None]
-        return PollerSnapshot.total([*running, self._done])
+        return PollerSnapshot.total([*[child.latest for child in self.children if child.code is None], self._done])
 
     # -- one child ---------------------------------------------------------------------------------------------------
 

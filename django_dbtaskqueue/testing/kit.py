@@ -261,8 +261,7 @@ class InlinePoller:
         self._executor = executors.inline
         ports = [queue.port for queue in self.queues]
         self.connections = ConnectionSet({(one.alias, one.model): Session.on(one.alias, one.model) for one in ports})
-        capacity = Capacity(executors, self._settler, options)
-        self._fetcher = Fetcher(TEST_INSTANCE, by_key, capacity, lambda *_: None)
+        self._fetcher = Fetcher(TEST_INSTANCE, by_key, Capacity(executors, self._settler, options), lambda *_: None)
 
     def begin_pass(self) -> int:
         """Do what pollers do beside their polls; return how many tasks of dead processes went to ERROR."""

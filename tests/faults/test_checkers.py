@@ -176,46 +176,34 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def test_a_run_in_which_all_went_well_has_no_violation() -> None:
+def test_what_is_fine_is_no_violation() -> None:
     assert {promise: broken for promise, broken in check(GOOD).items() if broken} == {}
-
-
-def test_starts_at_the_rate_are_no_breach() -> None:
     rate, _burst = RATES["limited"]
     moments = [number / rate for number in range(100)]
     starts = [TAKEN._replace(queue="limited", transaction=n, began=at, committed=at) for n, at in enumerate(moments)]
     assert not [*CHECKERS["rate breach"](replace(GOOD, history=starts))]
-
-
-def test_every_checker_has_a_planted_violation() -> None:
-    assert set(PLANTED) == set(CHECKERS)
-
-
-@pytest.mark.parametrize(("promise", "changes"), [(name, one) for name, several in PLANTED.items() for one in several])
-def test_a_planted_violation_is_found(promise: str, changes: dict[str, Any]) -> None:
-    assert [*CHECKERS[promise](replace(GOOD, **changes))]
-
-
-def test_a_lease_that_ended_and_a_retry_that_was_due_are_fine() -> None:
+    needs = [SMALL._replace(clock=5.0 * n, files=20 + n % 5, memory=MIB * (50 + n % 5)) for n in range(40)]
+    assert check(replace(GOOD, needs=needs))["growth"] == []
+    # A lease that ended, and a retry that was due.
     again = [ENQUEUED, TAKEN, change(6, "PROCESSING", "PROCESSING", 1, due=5.9), change(9, "PROCESSING", "CREATED", 2)]
     again.append(change(12, "CREATED", "PROCESSING", 2, due=11.9))
     broken = check(replace(GOOD, history=again, events=[*GOOD.events, event("end", 8.0, task=1, fence=2)]))
     assert not {name: broken[name] for name in ("lease overlap", "early start", "attempts", "fence") if broken[name]}
+    # A task that ran again under its fence had ended before.
+    events = [*GOOD.events, event("start", 6.0, task=1, fence=1, reference="ok-t-0"), event("end", 6.5, task=1, fence=1)]
+    assert not check(replace(GOOD, events=events))["stale write accepted"]
 
 
-def test_a_task_that_ran_again_under_its_fence_had_ended_before() -> None:
-    again = [*GOOD.events, event("start", 6.0, task=1, fence=1, reference="ok-t-0"), event("end", 6.5, task=1, fence=1)]
-    assert not check(replace(GOOD, events=again))["stale write accepted"]
+@pytest.mark.parametrize(("promise", "changes"), [(name, one) for name, several in PLANTED.items() for one in several])
+def test_a_planted_violation_is_found(promise: str, changes: dict[str, Any]) -> None:
+    assert set(PLANTED) == set(CHECKERS) and [*CHECKERS[promise](replace(GOOD, **changes))]
 
 
 def test_a_restart_is_counted_from_the_death_of_the_process() -> None:
     again = [ENQUEUED, TAKEN, change(6, "PROCESSING", "PROCESSING", 1, due=5.9)]
     assert restarts(replace(GOOD, history=again, died={PID: [0.5, 3.5, 5.5]})) == [2.5]  # another died before it
     assert restarts(replace(GOOD, history=again, died={PID + 1: [3.5]})) == []
-
-
-def test_a_long_run_after_a_restart_is_its_own() -> None:
-    again = [ENQUEUED, TAKEN, change(6, "PROCESSING", "PROCESSING", 1)]
+    again = [ENQUEUED, TAKEN, change(6, "PROCESSING", "PROCESSING", 1)]  # a long run after a restart is its own
     events = [START, event("start", 6.5, task=1, fence=2), event("end", 16.5, task=1, fence=2)]
     assert end_ratios(replace(GOOD, history=again, events=events, died={PID: [3.5]})) == [1.0]
     assert end_ratios(replace(GOOD, history=again, events=[START], died={PID: [3.5]})) == []  # it did not end
@@ -227,11 +215,6 @@ def test_an_outage_is_not_counted_and_a_slow_machine_has_more_time() -> None:
     assert restarts(replace(late, outages=[(0.0, 4.0), (5.0, 6.0)])) == [3.0]
     slow = check(replace(late, slowness=2.0))
     assert not slow["slow drain"] and not slow["slow restart"]
-
-
-def test_needs_that_come_and_go_are_no_growth() -> None:
-    needs = [SMALL._replace(clock=5.0 * n, files=20 + n % 5, memory=MIB * (50 + n % 5)) for n in range(40)]
-    assert check(replace(GOOD, needs=needs))["growth"] == []
 
 
 def test_a_part_of_a_size_has_some_of_each_of_its_faults_and_none_of_others() -> None:

@@ -188,8 +188,7 @@ def test_no_edit_of_a_payload_bares_or_changes_a_secret() -> None:
 
 def test_no_edit_tells_whether_a_guess_of_a_secret_is_right() -> None:
     """Each answer would be a guess less; so the true value is refused as a wrong one is."""
-    stored = [{"pin": 4821}, ["password", "4821"], {"name": "token", "value": "4821"}, {"a": [{"pin": "4821"}]}]
-    for one in stored:
+    for one in [{"pin": 4821}, ["password", "4821"], {"name": "token", "value": "4821"}, {"a": [{"pin": "4821"}]}]:
         told = set()
         for guess in ("4821", "4822", 4821, 4822, None):
             edited = json.loads(json.dumps(masked(one)).replace(json.dumps(MASKED), json.dumps(guess)))

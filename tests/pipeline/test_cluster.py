@@ -59,10 +59,9 @@ def test_spark_submit_s_job_runs(postgres_process_database: ProcessDatabase, clu
     seen = {path.name for path in cluster.folder.glob("work-*/app-*")}
     orders = tmp_path / "orders.jsonl"
     orders.write_text("".join(f'{{"reference": "o{number}"}}\n' for number in range(20)))
-    paths = f"executorEnv.PYTHONPATH={REPOSITORY}"
     command = [
         *(str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", cluster.url),
-        *confs(f"executor.{QUICK}", "sql.parquet.compression.codec=snappy", paths),
+        *confs(f"executor.{QUICK}", "sql.parquet.compression.codec=snappy", f"executorEnv.PYTHONPATH={REPOSITORY}"),
         *(str(PROGRAM), "enqueue", "--input", str(orders), "--queue", "claims", "--map", "reference=reference"),
         # Options of the job, which once put the session on this machine's cores.
         *("--memory", "700m", "--conf", "spark.sql.shuffle.partitions=3"),

@@ -233,8 +233,7 @@ def _piece(text: str) -> Piece:
     """Remove quotes and stars: quoted text is never an operator, a range or a star."""
     parts = [(found[0], bool(found[1])) for found in QUOTED_OR_BARE.finditer(text)]
     last, quoted = parts[-1]
-    star = not quoted and last.endswith("*")
-    if star:
+    if star := not quoted and last.endswith("*"):
         parts[-1] = (last[:-1], False)
     bare = "" if parts[0][1] else parts.pop(0)[0]
     rest = "".join(ESCAPED.sub(r"\1", part[1:-1]) if quoted else part for part, quoted in parts)

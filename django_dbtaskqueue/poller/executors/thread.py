@@ -350,8 +350,7 @@ class AsyncExecutor(Executor):
             self._loop.close()
         else:
             with suppress(Exception):  # fails while a processor still runs on that thread
-                closed = asyncio.run_coroutine_threadsafe(sync_to_async(_close_connections)(), self._loop)
-                closed.result(timeout=1)
+                asyncio.run_coroutine_threadsafe(sync_to_async(_close_connections)(), self._loop).result(timeout=1)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self.threads[0].join(timeout=1)
 
@@ -396,8 +395,7 @@ class AsyncExecutor(Executor):
         settlements = await self._settlements(task, job, use)
         del self.runs[task]
         if not self._given_up or not self._is_late(current):
-            done = tuple.__new__(Done, (lease, settlements[0], clock.monotonic() - started))
-            self._finish(done, idle=not self.todo)
+            self._finish(tuple.__new__(Done, (lease, settlements[0], clock.monotonic() - started)), idle=not self.todo)
         await self._tidy(settlements, use)
 
     async def _run_special(self, task: asyncio.Task[None], job: Job) -> None:

@@ -128,7 +128,6 @@ def volume(server: Server, size: float) -> Scenario:
         return replace(plain, prepare=insert)
 
     backlogs = {f"{number:,} tasks": Drain(server, number) for number in (tasks // 10, 10 * tasks)}
-    limit = {"QUEUES": {"nothing": {"max_running_per_group": 10}}}
     polled, spread = "1,000 queues polled, tasks in one", "tasks spread over 1,000 queues"
     later, sleeping = "1,000,000 for later, ten priorities", "1,000,000 that sleep or wait for a signal"
     groups = "10,000 groups, ten tasks of each at a time"
@@ -141,7 +140,7 @@ def volume(server: Server, size: float) -> Scenario:
         spread: thousand,
         "five priorities": replace(plain, priorities=5),
         **backlogs,
-        groups: replace(plain, keys=10_000, settings=limit),
+        groups: replace(plain, keys=10_000, settings={"QUEUES": {"nothing": {"max_running_per_group": 10}}}),
         "50 pollers": replace(plain, processes=max(2, int(50 * min(1, 2 * size)))),
     }
     targets = [
