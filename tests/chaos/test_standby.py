@@ -63,7 +63,7 @@ def until_replayed(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None
     with psycopg.connect(primary.url) as connected:
         ((written,),) = connected.execute("SELECT pg_current_wal_lsn()").fetchall()
     with psycopg.connect(standby.url, autocommit=True) as connected:
-            until(lambda: connected.execute("SELECT 1 WHERE pg_last_wal_replay_lsn() >= %s::pg_lsn", [written]).fetchall())
+        until(lambda: connected.execute("SELECT 1 WHERE pg_last_wal_replay_lsn() >= %s::pg_lsn", [written]).fetchall())
 
 
 @on("crash_database")

@@ -190,8 +190,8 @@ def test_what_is_fine_is_no_violation() -> None:
     broken = check(replace(GOOD, history=again, events=[*GOOD.events, event("end", 8.0, task=1, fence=2)]))
     assert not {name: broken[name] for name in ("lease overlap", "early start", "attempts", "fence") if broken[name]}
     # A task that ran again under its fence had ended before.
-    events = [*GOOD.events, event("start", 6.0, task=1, fence=1, reference="ok-t-0"), event("end", 6.5, task=1, fence=1)]
-    assert not check(replace(GOOD, events=events))["stale write accepted"]
+    again = [*GOOD.events, event("start", 6.0, task=1, fence=1, reference="ok-t-0"), event("end", 6.5, task=1, fence=1)]
+    assert not check(replace(GOOD, events=again))["stale write accepted"]
 
 
 @pytest.mark.parametrize(("promise", "changes"), [(name, one) for name, several in PLANTED.items() for one in several])
