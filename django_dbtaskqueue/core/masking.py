@@ -11,6 +11,18 @@ from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
+
+def _in_any_case(char: str) -> str:
+    both = char.lower() + char.upper()
+    return f"[{both}]" if len(both) == 2 and both[0] != both[1] else re.escape(char)
+
+
+def _keys(keys: Sequence[str], joint: str, before: str = "", after: str = "") -> list[str]:
+    """Return the pattern of any of the keys in any case, with joints between their characters; none without keys."""
+    found = "|".join(joint.join(map(_in_any_case, key)) for key in keys)
+    return [f"{before}(?:{found}){after}"] if found else []
+
+
 MASKED = "•••"
 # From Django's SafeExceptionReporterFilter and the denylist of sentry-sdk. Both also hide words that are common in
 # tasks ("key", "api", "remote_addr"): those are left out here.
@@ -33,7 +45,7 @@ GAP, INK = r"[ \t\n\r\f\v]", r"[^ \t\n\r\f\v]"
 CAMEL = "(?<=[a-z0-9])(?=[A-Z])"
 WORD_BEGINS, WORD_ENDS = f"(?:(?<![A-Za-z0-9])|{CAMEL})", f"(?:(?![A-Za-z0-9])|{CAMEL})"
 REST_OF_KEY = r"[^ \t\n\r\f\v!-,/:-@\[-\^`{-~]{0,64}"  # letters, digits, and - . _
-IN_LISTS = rf"(?:\[[0-9]{{1,9}}\]{REST_OF_KEY}){{0,8}}"  # tokens[0].text: x
+IN_LISTS = rf"(?:(?:\]|%5[dD])(?==))?(?:\[[0-9]{{0,9}}\]{REST_OF_KEY}){{0,8}}"  # tokens[0].text: x, user[token]=x
 OPENING = r"[bBrRuU]{0,2}\\*[\"']"
 QUOTED_TEXT = (
     r"""(?:(?<=\\")(?:\\[^"]|[^\\"])*|(?<=\\')(?:\\[^']|[^\\'])*"""
@@ -41,14 +53,17 @@ QUOTED_TEXT = (
 )
 # What joins a key to its value, and the value. One without quotes ends at the next gap; after a key and a colon, as in
 # a header, and in brackets, with the line, because its real end is not known: too much is better than too little.
-EQUALS = r"""(?:\\*["']GAP*:|\\*["']?GAP*=>?)GAP*"""
-VALUE_NAME = rf"""(?:\\*["'](?:{"|".join(VALUE_KEYS)})\\*["']GAP*:GAP*|(?:{"|".join(VALUE_KEYS)})=)"""
-COMMA = rf"""\\*["'],GAP*(?:{VALUE_NAME}|(?!{VALUE_NAME}))"""  # ("token", "x"), {"name": "token", "value": "x"}
+EQUALS = r"""(?:\\*["']GAP*:|\\*["']?GAP*=[=>]?)GAP*"""
+(ANY_NAME,), (ANY_VALUE,) = (_keys(keys, "") for keys in (NAME_KEYS, VALUE_KEYS))
+VALUE_NAME = rf"""(?:\\*["']{ANY_VALUE}\\*["']GAP*:GAP*|{ANY_VALUE}=)"""
+# ("token", "x"), {"name": "token", "value": "x"}, <input name="token" value="x">
+COMMA = rf"""\\*["'](?:,GAP*(?:{VALUE_NAME}|(?!{VALUE_NAME}))|GAP+{ANY_VALUE}=)"""
+BARE_VALUE = r"""[^ \t\n\r\f\v,;&)}\]"'\[{(](?:[^ \t\n\r\f\v,;&)}\]"'(]|\([^)\n]*|"[^"\n]*"|'[^'\n]*')*"""  # UUID('x')
 # To the end of the line, and on while it ends with an opening bracket or a comma, or a closing one begins the next.
 BRACKETS = r"(?:[^\n]*(?:[\[{(,][ \t\r]*\n|\n(?=[ \t]*[\]})])))*[^\n]*"
 SECRET_FORMS = (
-    rf"""((?:\\*["']?GAP*(?:=>|[=:])GAP*|{COMMA}|\((?:[A-Za-z_]+=)?){OPENING}){QUOTED_TEXT}""",
-    rf"""((?:{EQUALS}|{COMMA}(?=-?[0-9])))[^ \t\n\r\f\v,;&)}}\]"'\[{{(][^ \t\n\r\f\v,;&)}}\]"']*""",
+    rf"""((?:\\*["']?GAP*(?:=[=>]?|:)GAP*|{COMMA}|\((?:[A-Za-z_]+=)?){OPENING}){QUOTED_TEXT}""",
+    rf"""((?:{EQUALS}|{COMMA}(?=-?[0-9]|[A-Za-z_.]{{1,64}}\()))(?!=){BARE_VALUE}""",
     rf"""((?:{EQUALS}|{COMMA})(?=[\[{{(])){BRACKETS}""",
     rf"(GAP*:(?!GAP*{OPENING})[ \t\r\f\v]*)INK[^\n]*",
     r"(\t+)[^ \t\n\r\f\v=:]INK*",
@@ -56,8 +71,8 @@ SECRET_FORMS = (
     r"(\)GAP*=GAP*\()[^)]+",  # Key (token)=(x), as PostgreSQL says
 )
 OPTION = r"(--?KEYGAP+)[^ \t\n\r\f\v=:-]INK*"
-ITS_NAME = rf"""\\*["'],GAP*\\*["'](?:{"|".join(NAME_KEYS)})\\*["']GAP*:GAP*{OPENING}KEY"""
-VALUE_FIRST = rf"""(\\*["'](?:{"|".join(VALUE_KEYS)})\\*["']GAP*:GAP*{OPENING}){QUOTED_TEXT}(?={ITS_NAME})"""
+ITS_NAME = rf"""\\*["'],GAP*\\*["']{ANY_NAME}\\*["']GAP*:GAP*{OPENING}KEY"""
+VALUE_FIRST = rf"""(\\*["']{ANY_VALUE}\\*["']GAP*:GAP*{OPENING}){QUOTED_TEXT}(?={ITS_NAME})"""
 SECRET_IN_TEXT = f"(KEY{IN_LISTS})(?:{'|'.join(SECRET_FORMS)})|{OPTION}"  # nine groups, as many as PostgreSQL can name
 PASSWORD_IN_URL = r"(?<=://)([^ \t\n\r\f\v:/@]*):(?:(?!://)[^ \t\n\r\f\v\"'<>])+@"  # noqa: S105 -- a pattern
 CREDENTIALS = (
@@ -166,10 +181,11 @@ def _masked(value: object, rules: Rules, depth: int = 0) -> object:
     if depth > MAX_SHOWN_DEPTH:
         return TOO_DEEP
     if isinstance(value, Mapping):
-        named = any(isinstance(name := value.get(key), str) and _is_secret(name, rules) for key in NAME_KEYS)
+        names = [one for key, one in value.items() if isinstance(one, str) and str(key).lower() in NAME_KEYS]
+        named = any(_is_secret(one, rules) for one in names)
         return {
             key: MASKED
-            if _is_secret(str(key), rules) or (named and key in VALUE_KEYS)
+            if _is_secret(str(key), rules) or (named and str(key).lower() in VALUE_KEYS)
             else _masked(inner, rules, depth + 1)
             for key, inner in value.items()
         }
@@ -201,17 +217,6 @@ def _patterns(rules: Rules) -> Patterns:
     )
 
 
-def _keys(keys: Sequence[str], joint: str, before: str = "", after: str = "") -> list[str]:
-    """Return the pattern of any of the keys in any case, with joints between their characters; none without keys."""
-    found = "|".join(joint.join(map(_in_any_case, key)) for key in keys)
-    return [f"{before}(?:{found}){after}"] if found else []
-
-
-def _in_any_case(char: str) -> str:
-    both = char.lower() + char.upper()
-    return f"[{both}]" if len(both) == 2 and both[0] != both[1] else re.escape(char)
-
-
 @lru_cache(maxsize=64)
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)
@@ -229,8 +234,13 @@ def _marked(kind: Any, seen: set[Any]) -> set[str]:
         except Exception:  # a type whose names cannot be resolved here: nothing is known of its fields
             return found
         for name, hint in hints.items():
-            marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-            if any(mark is Sensitive or isinstance(mark, Sensitive) for mark in marks):
-                found.add(name)
+            if _is_marked(hint):  # of Pydantic, also as the model writes it
+                field = getattr(kind, "model_fields", {}).get(name)
+                found |= {getattr(field, one, None) or name for one in ("name", "alias", "serialization_alias")}
             found |= _marked(hint, seen)
     return found
+
+
+def _is_marked(hint: Any) -> bool:
+    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return any(one is Sensitive or isinstance(one, Sensitive) for one in marks) or any(map(_is_marked, get_args(hint)))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 from django.contrib.auth.models import User
 from hypothesis import given, settings, strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from django_dbtaskqueue import Sensitive, enqueue, processor
 from django_dbtaskqueue.core import masking
@@ -35,12 +35,24 @@ SECRET_KEYS = [
 ]  # fmt: skip
 
 
+SECRET_ASSIGNED = "token", "token =", "user[password]", "user%5Bpassword%5D", "password[]", "{'token'"
+SECRET_CALLS = (
+    f"UUID('{SECRET}')",
+    f'Some("{SECRET}")',
+    f"a.B(1, '{SECRET}')",
+    f"date({SECRET})",
+    f'f"{SECRET}"',
+    SECRET,
+)
+
+
 def test_keys_with_secrets_and_others() -> None:
     for key in SECRET_KEYS:
         assert masked({key: SECRET, "n": 1}) == {key: MASKED, "n": 1}
         assert masked([{"deep": [{key: {"a": SECRET}}]}]) == [{"deep": [{key: MASKED}]}]
         assert SECRET not in masked_text(f"{key}={SECRET} {{'{key}': '{SECRET}'}}")
-    for text in ("password " * 20_000 + "a" * 100_000 + 'token="' * 5_000, "://a:" * 100_000, "token>" * 100_000):
+    hostile = "://a:", "token>", "token=(", "token=a'", "token=a'b\"", "token]", "pin',x.", "token' "
+    for text in ("password " * 20_000 + "a" * 100_000 + 'token="' * 5_000, *(one * 100_000 for one in hostile)):
         assert masked_text(text), "in one pass: a second one per key would take hours"
     for key in ("name", "passenger", "shipping", "apikind", "keys", "author", "carrier"):
         assert masked({key: "x"}) == {key: "x"}
@@ -78,6 +90,10 @@ def test_secrets_beside_their_name() -> None:
         ["password", SECRET, 1],
         {"name": "Authorization", "value": SECRET},
         *({name: "password", "value": SECRET} for name in ("type", "field", "k", "header")),
+        {"Name": "Authorization", "VALUE": SECRET},
+        *(f"x {key}={value}, n=1" for key in SECRET_ASSIGNED for value in SECRET_CALLS),
+        *(f"('pin', {call})" for call in SECRET_CALLS[:4]),
+        f'<input name="token" value="{SECRET}">',
         f"curl --password {SECRET} x",
         f"sent Bearer {SECRET}",
         f"postgres://ada:{SECRET}/@{SECRET}@db/x",
@@ -93,7 +109,7 @@ def test_secrets_beside_their_name() -> None:
 
 @dataclass(frozen=True)
 class Account:
-    number_at_bank: Annotated[str, Sensitive]
+    number_at_bank: "Annotated[str, Sensitive] | None"
 
 
 @dataclass(frozen=True)
@@ -127,7 +143,7 @@ def test_a_field_marked_as_sensitive_is_masked_and_cannot_be_searched(caplog: An
 
 
 class Signed(BaseModel):
-    signed_on: Annotated[date, Sensitive]
+    signed_on: list[Annotated[date, Sensitive]] = Field(serialization_alias="onWhichDay")
 
 
 def test_what_does_not_fit_a_class_is_told_without_masked_values() -> None:
@@ -136,6 +152,7 @@ def test_what_does_not_fit_a_class_is_told_without_masked_values() -> None:
         with pytest.raises(PayloadError) as error:
             decode(cls, payload)
         assert SECRET not in str(describe(error.value, QUEUE))
+    assert masked({"onWhichDay": [SECRET]}) == {"onWhichDay": MASKED}
 
 
 JSON = st.recursive(

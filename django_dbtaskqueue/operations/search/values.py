@@ -388,10 +388,11 @@ def _value_sql(column: str, path: Sequence[str]) -> Sql:
 def _hidden_sql(parent: str, params: Sequence[object], step: str) -> Sql:
     """Return the condition that what stands beside a value names a secret, as ``masked`` finds it."""
     name = sql_patterns().name
-    if step in VALUE_KEYS:
+    if step.lower() in VALUE_KEYS:
         return (
             f"EXISTS (SELECT FROM jsonb_each(CASE jsonb_typeof({parent}) WHEN 'object' THEN {parent} END) AS one WHERE"
-            " one.key = ANY(%s::text[]) AND jsonb_typeof(one.value) = 'string' AND one.value #>> '{}' ~ %s)",
+            """ lower(one.key COLLATE "C") = ANY(%s::text[]) AND jsonb_typeof(one.value) = 'string'"""
+            " AND one.value #>> '{}' ~ %s)",
             [*params, *params, list(NAME_KEYS), name],
         )
     if step == "1":
