@@ -226,8 +226,7 @@ class QueueAdmin(NamedListAdmin):
 
     def listed(self, request: HttpRequest) -> Sequence[Queue]:
         """Return also queues that only have tasks or a living poller: this process may lack a worker's processors."""
-        found = queue_stats.overview(only=viewer(request).visible_queues)
-        return self.with_figures(found, self.get_queryset(request))
+        return self.with_figures(queue_stats.overview(only=viewer(request).visible_queues), self.get_queryset(request))
 
     def rows_of(self, filterset: Any) -> list[Queue]:  # type: ignore[override]
         rows = super().rows_of(filterset)

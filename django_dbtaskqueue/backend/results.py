@@ -100,8 +100,7 @@ def read_result(result_id: object) -> compat.AnyResult:
 def _stored(session: "Session", task_id: int) -> dict[str, Any]:
     """Return what a table or the history has of a task, and its failed attempts; empty if it is deleted."""
     rows = session.run(session.sql.task_with_attempts, {"task_id": task_id, "location": session.location})
-    names = (*(column.name for column in HISTORY_COLUMNS), "attempts")
-    return dict(zip(names, rows[0], strict=True)) if rows else {}
+    return dict(zip((*(column.name for column in HISTORY_COLUMNS), "attempts"), rows[0], strict=True)) if rows else {}
 
 
 def task_error(error_type: str, traceback: str) -> compat.TaskError:

@@ -156,8 +156,7 @@ def _span(traceparent: object, state: object) -> AbstractContextManager[object]:
         return nullcontext()
     trace_id, span_id, flags = (int(part, 16) for part in parts.groups())
     states = trace.TraceState.from_header([state] if isinstance(state, str) else [])
-    remote = trace.SpanContext(trace_id, span_id, True, trace.TraceFlags(flags), states)
-    span = trace.NonRecordingSpan(remote)
+    span = trace.NonRecordingSpan(trace.SpanContext(trace_id, span_id, True, trace.TraceFlags(flags), states))
     entered: AbstractContextManager[object] = trace.use_span(
         span, record_exception=False, set_status_on_exception=False
     )

@@ -193,8 +193,7 @@ def note_failure(error: BaseException, alias: str) -> None:
 def _note_statement(
     execute: Callable[..., object], sql: object, params: object, many: object, context: dict[str, BaseDatabaseWrapper]
 ) -> object:
-    connection = context["connection"]
-    begin_first_statement(connection)
+    begin_first_statement(context["connection"])
     text = sql if isinstance(sql, str) else str(sql)
     ordinary = text.startswith(ORDINARY) and ";" not in text and "set_config" not in text and "advisory" not in text
     if not ordinary and CHANGES_SESSION.search(text):

@@ -244,8 +244,7 @@ def _parts(session: Session, pairs: Sequence[Decided], error: Exception) -> list
     if code == groups.OUT_OF_MEMORY_SQLSTATE and len(pairs) > 1:  # fewer groups may find room for their locks
         return halves
     _raise_if_common(session, pairs, error)
-    locked = code == groups.LOCK_TIMEOUT_SQLSTATE
-    if locked:
+    if locked := code == groups.LOCK_TIMEOUT_SQLSTATE:
         rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease, _ in pairs])
         free = {row[0] for row in session.run(session.sql.unlocked, {"rows": rows})}
         if len(free) < len(pairs):

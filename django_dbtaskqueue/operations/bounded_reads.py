@@ -356,6 +356,5 @@ def _estimated(session: Session, sql: StatsStatements, found: Counts) -> Counts:
     plan = "\n".join(line for (line,) in session.run(f"EXPLAIN {asked}", params))
     rows = {int(at): int(number) for at, number in SCANNED_CELL.findall(plan)}
     for at, (name, status) in enumerate(open_cells):
-        counted = found[name][status]
-        found[name][status] = ApproxCount(max(counted.number, rows.get(at, 0)), estimated=True)
+        found[name][status] = ApproxCount(max(found[name][status].number, rows.get(at, 0)), estimated=True)
     return found

@@ -193,8 +193,7 @@ def _of_crontab(row: Row) -> Definition:
             raise Untranslatable(f"it runs on days that are {day} of the month and {weekday} of the week")
         day, weekday = "*", ",".join(f"{one}#{number}" for number in weeks for one in sorted(found.day_of_week))
     minute, hour = _field(row.minute, found.minute, 60), _field(row.hour, found.hour, 24)
-    cron = f"{minute} {hour} {day} {_field('', found.month_of_year, 12)} {weekday}"
-    return Definition("", cron, str(found.tz))
+    return Definition("", f"{minute} {hour} {day} {_field('', found.month_of_year, 12)} {weekday}", str(found.tz))
 
 
 def _payload(args: object, kwargs: object) -> object:

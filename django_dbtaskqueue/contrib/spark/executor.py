@@ -175,8 +175,7 @@ class SparkExecutor:
         size = -(-len(calls) // (PARTITIONS_PER_CORE * self._cores))
         frame = spark.createDataFrame(pa.Table.from_batches(table.to_batches(size)))  # each batch becomes a partition
         function = partial(on_worker, environment=self._environment, places=self._places(calls), again=again)
-        answers = frame.mapInArrow(function, ANSWER_DDL).toArrow().to_pylist()
-        return sorted(answers, key=lambda row: row["number"])
+        return sorted(frame.mapInArrow(function, ANSWER_DDL).toArrow().to_pylist(), key=lambda row: row["number"])
 
     def _places(self, calls: list[Call]) -> dict[str, Place]:
         aliases = {str(call.job.lease.port.alias) for call in calls}

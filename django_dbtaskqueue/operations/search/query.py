@@ -135,8 +135,7 @@ def _text(column: str, match: Match, alias: str) -> Q:
     if match.op == "=" or Session.on(alias).postgresql:
         return condition
     # SQLite's LIKE takes a to z in any case.
-    literal = re.sub(r"[*?[]", r"[\g<0>]", match.value)
-    pattern = Value("*" * (match.op in "$~") + literal + "*" * (match.op in "^~"))
+    pattern = Value("*" * (match.op in "$~") + re.sub(r"[*?[]", r"[\g<0>]", match.value) + "*" * (match.op in "^~"))
     glob = Func(F(column), pattern, template="%(expressions)s", arg_joiner=" GLOB ", output_field=BooleanField())
     return condition & Q(glob)
 
