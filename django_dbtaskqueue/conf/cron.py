@@ -20,8 +20,7 @@ def ticks(cron: str, zone: str, after: datetime) -> Iterator[datetime]:
     """Yield the times of a cron text that are later than ``after``, in UTC, each once and in order.
 
     A schedule that runs in each hour follows the clock of the zone: a skipped hour has no tick, a repeated one has all
-    twice. One that names hours runs once each day: a tick in a skipped hour comes at its end, one in a repeated hour
-    the first time only.
+    twice. One that names hours runs once each day: a tick in a skipped hour comes at its end, in a repeated one once.
     """
     from cronsim import CronSim
 

@@ -6,8 +6,7 @@ marks the queue. If the notifier's connection is idle, the caller sends the NOTI
 answer: so a wake-up does not wait until the notifier has the interpreter.
 
 To connect takes longer than all that a wake-up may take. So the caller sends the first one after a silence, and those
-while the notifier connects, on the connection that has just committed. A program that enqueues now and then needs no
-second connection.
+while the notifier connects, on the connection that has just committed. So a rare enqueue needs no second connection.
 """
 
 import atexit

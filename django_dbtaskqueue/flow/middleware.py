@@ -2,8 +2,7 @@
 
 A middleware is a factory, as Django's is: it gets ``call`` and returns what is called with the task (or, for a
 processor with ``batch=``, with the list of tasks). A factory is called once in a process, and once more if both sync
-and async processors use it. So ``call`` is the same for every task: it finds the call that runs now in a context
-variable.
+and async processors use it. So ``call`` is the same for every task: a context variable has the call that runs now.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Move: what operators do to tasks, and what pollers do for tasks without a lease.
 
-Each verb changes only rows whose status allows it, judged by the database at that moment, and returns how many it
-really changed.
+Each verb changes only rows whose status allows it, judged by the database at that moment, and returns their number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What runs and what it counts: queues, schedules, pollers, outcomes by the minute, failures by what they share; what
 operators did, are doing, and look for again: the audit, bulk operations, saved searches; tokens of the API.
 
-A process appends its counts as rows of its own, so that none waits for a row. A minute may therefore have several rows;
-retention merges them.
+A process appends its counts as rows of its own, so that none waits for a row. Retention merges those of a minute.
 """
 
 from collections.abc import Iterable

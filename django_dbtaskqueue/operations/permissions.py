@@ -1,8 +1,7 @@
 """Permissions: every page, command and API call asks here before it acts.
 
 Each verb has its own permission, and none implies another. ``DBTASKQUEUE["CAN_OPERATE"]`` narrows it per queue.
-``DBTASKQUEUE["CAN_VIEW"]`` hides queues: what a user may not view is in no list, count, chart or answer, and no verb
-works on it.
+``DBTASKQUEUE["CAN_VIEW"]`` hides queues: no list, count, chart, answer or verb has what a user may not view.
 """
 
 import os

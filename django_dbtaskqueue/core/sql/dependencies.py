@@ -1,7 +1,6 @@
 """Statements about tasks that wait for the ends of others.
 
-A statement names the task table alone, or the tables of dependencies alone: only the former has columns that a project
-may rename.
+A statement names either the task table, whose columns a project may rename, or the tables of dependencies.
 """
 
 from collections.abc import Mapping

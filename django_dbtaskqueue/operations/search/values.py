@@ -213,8 +213,7 @@ READERS: dict[str, Reader] = {
 # Comparisons with errors and with values inside JSON. They see what pages show: secrets are masked.
 # A match must not tell what a masked value is. So an object or a list has no text, and a text is compared after
 # masking. Numbers have their shortest decimal form, texts are ordered by their characters' codes, and only A to Z
-# are the same in any case: so a comparison means the same on each database. SQLite calls functions of this module,
-# PostgreSQL has SQL.
+# are the same in any case: so a comparison means the same on each database. SQLite calls functions of this module.
 
 Sql = tuple[str, Sequence[object]]
 LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)

@@ -155,8 +155,7 @@ def _list_connections() -> None:
 
 # -- threads -----------------------------------------------------------------------------------------------------------
 
-# They take single jobs from one shared deque. Its ends are atomic, so a fast job costs no lock, and a slow job does not
-# delay other jobs.
+# They take single jobs from one shared deque. Its ends are atomic: a fast job costs no lock, a slow one delays none.
 
 BLOCKED_AFTER_SECONDS = 0.005  # in one job: from then on, waiting jobs get another thread
 HAND_OVER_SECONDS = 0.001  # at most, from the wake-up of an idle thread until it has the interpreter
