@@ -15,8 +15,7 @@ LOOK_S = 0.002  # of real time, between two looks of a thread that waits: whethe
 class SteppedClock:
     """Goes on with real time, or stands after ``stop``. ``advance`` lets time pass at once, and ends waits.
 
-    A wait lasts from its thread's last look at the clock: a thread works out how long it has to wait, and what passes
-    before it waits counts.
+    A wait lasts from its thread's last look at the clock: what passes before it waits counts.
     """
 
     def __init__(self) -> None:

@@ -20,8 +20,7 @@ KILLED = -signal.SIGKILL
 def killing(module: str, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Callable[..., int]]:
     """Run a module that calls `serve`; yield what lets a child act until a place and returns its exit code.
 
-    The first word is the place; a number is the milliseconds after which the child is killed instead. ``serve`` gives
-    the other words to the child.
+    The first word is the place, or the milliseconds after which the child is killed; the other words are the child's.
     """
     command = [sys.executable, "-m", module, *arguments]
     folder = Path(__file__).parent.parent

@@ -20,8 +20,7 @@ def slowness() -> float:
 class Deadline:
     """Passed after a minute without success, on a machine that had the time.
 
-    Beside other busy processes a second counts as the share of it that is left for one; a pause of the whole machine
-    counts as one second.
+    Beside other busy processes a second counts as the share that is left for one; a pause of the machine as one second.
     """
 
     def __init__(self, seconds: float = DEFAULT_S) -> None:

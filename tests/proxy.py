@@ -163,8 +163,7 @@ class Proxy:
     def arm(self, statement: str, loss: Loss, *, after: str = "") -> None:
         """Break the connection of the next statement that holds a text, after another one in the same transaction.
 
-        ``loss="request"``: the server never sees it. ``"reply"``: it is executed, committed too if that is what it
-        does, but nobody is told.
+        ``loss="request"``: the server never sees it. ``"reply"``: it is executed, but nobody is told.
         """
         self._trap = statement, after, loss
 

@@ -4,12 +4,10 @@
 
 What is counted: starts of functions and methods whose code lies in a file of the package, lambdas included. What is
 not: comprehensions, generator expressions, generators that go on after a ``yield``, and code outside the package.
-All caches are warm. A count is the least of several runs, and time stands still: no heartbeat falls into them, however
-loaded the machine is.
+All caches are warm. A count is the least of several runs, and time stands still: no heartbeat falls into them.
 
 The journey of a task begins when a real poller with two threads is woken for it, and ends when it is idle again. So it
-holds the choice of the queue, the checkout, the run, the settle, the accounting, and the empty fetch of the second
-thread if there is one.
+holds the choice of the queue, the checkout, the run, the settle, the accounting, and any fetch of a second thread.
 """
 
 import json

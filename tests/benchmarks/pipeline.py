@@ -17,8 +17,7 @@ first report sums up each day; with ``--runs 2`` the second one reads these summ
 
 ``cluster``: a poller with ``--executor spark`` and processors that keep a core busy, on a standalone cluster of one
 worker and of two, each with a core of this machine, which also carries Spark's driver, its daemons, the poller and
-PostgreSQL. The rate is that of the middle eight tenths of the tasks, so that neither the start of executors nor the
-last partition counts.
+PostgreSQL. The rate is that of the middle eight tenths of the tasks: no start of executors, no last partition.
 """
 
 import argparse

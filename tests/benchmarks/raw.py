@@ -1,8 +1,7 @@
 """The yardstick: loops on psycopg without a library. ``python -m tests.benchmarks.raw WAY [ARGUMENT ...]``.
 
 ``drain LOOP N`` checks out and settles N rows at a time. ``each`` settles one row per commit, in four threads;
-``insert`` also inserts a row in that transaction. ``enqueue`` inserts one row per commit; ``listen`` takes the rows
-that NOTIFY announces.
+``insert`` also inserts a row in that transaction. ``enqueue`` inserts a row per commit; ``listen`` waits for NOTIFY.
 
 SIMPLE is the simplest loop: a narrow table, its primary key, and one partial index that a checkout leaves. Measured in
 turns on PostgreSQL 18, PostgreSQL's CPU in µs a task, 500 rows per batch:

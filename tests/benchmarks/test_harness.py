@@ -41,8 +41,7 @@ def test_what_cannot_run_says_why_and_stops_nothing() -> None:
 
 
 def test_a_report_is_put_between_its_marks() -> None:
-    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert put_into(page, "new\n") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    assert put_into(f"before\n{BEGIN}\nold\n{END}\nafter\n", "new\n") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
     with pytest.raises(ValueError, match="no <!-- benchmarks -->"):
         put_into("page", "new")
 

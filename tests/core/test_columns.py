@@ -146,8 +146,7 @@ def test_a_new_option_on_the_row_is_found_everywhere(changed: Path) -> None:
 
     Eight files: ``core/columns.py``, ``core/lease.py`` (if processors see it), ``models/tasks.py`` and its migration,
     ``flow/enqueue.py`` (the signature), ``testing/kit.py``, and the two files of statements, which are written by
-    ``python -m tests.core.statements --write``. Documentation comes on top, and ``flow/enqueue.py`` if the value is
-    neither a text nor a timedelta.
+    ``python -m tests.core.statements --write``. Then documentation, and ``flow/enqueue.py`` for no text or timedelta.
     """
 
     def run(code: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,6 @@
 """Break everything at once, by a seed, and check every promise. Exit code 1: a promise was broken.
 
-``--mutations`` seeds bugs of ``tests/mutations`` in pollers and producers, one after the other, and asks whether a run
-notices.
+``--mutations`` seeds bugs of ``tests/mutations`` in pollers and producers, each in a run that must notice it.
 """
 
 import argparse

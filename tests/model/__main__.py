@@ -1,7 +1,6 @@
 """``python -m tests.model``: search every machine, and print what was found.
 
-``--variants``: only those without a precaution, with the steps to the broken promise. ``--largest``: kicks in the large
-machines, too.
+``--variants``: those without a precaution, with the steps to the broken promise. ``--largest``: kicks everywhere.
 """
 
 import sys

@@ -4,8 +4,7 @@ Two things are asked:
 
 - *Safety*: no step and no state breaks a promise.
 - *Liveness*: when the faults stop, every task ends. Until all tasks have ended, each state has a step without a fault,
-  and each such step lowers ``work_left``. So pollers neither stand still nor go round in circles, whatever the order is
-  in which they act.
+  and each such step lowers ``work_left``. So pollers neither stand still nor go round in circles, in whatever order.
 """
 
 import gc

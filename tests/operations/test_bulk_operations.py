@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -102,27 +102,17 @@ def test_all_that_match_are_changed_in_chunks_and_each_skipped_task_has_its_reas
     assert not bulk.turn("default")
 
 
-@pytest.mark.parametrize(
-    "q",
-    [
-        "created:2026-11-28",
-        "created:>2026-11-28T01:00",
-        "created:2026-11-27..2026-11-28",
-        "created:>=01:00",
-        "-age:1h..870000h",
-    ],
-)
+@pytest.mark.parametrize("q", ["created:{0}", "created:{1}..{0}", "created:>=01:00", "-age:1h..870000h"])
 def test_the_times_of_an_order_are_those_of_its_moment(q: str) -> None:
-    tasks = failures(48)
-    for hours, task in enumerate(tasks):
-        Task.objects.filter(pk=task).update(create_time=datetime(2026, 11, 27, tzinfo=UTC) + timedelta(hours=hours))
+    begin = timezone.now().replace(hour=0) - timedelta(days=1)
+    q = q.format((begin + timedelta(days=1)).date(), begin.date())
+    for hours, task in enumerate(failures(48)):
+        Task.objects.filter(pk=task).update(create_time=begin + timedelta(hours=hours))
     with timezone.override("Asia/Tokyo"):
         wanted = set(select(q, Task.objects.all()).values_list("pk", flat=True))
         operation = bulk.start("reprocess", q, None)
     run()
-    assert {*Task.objects.filter(status="CREATED").values_list("pk", flat=True)} == wanted and of(
-        operation
-    ).estimate == len(wanted)
+    assert {*Task.objects.filter(status="CREATED").values_list("pk", flat=True)} == wanted
     assert all(isinstance(at, datetime) for _, at in bounds_of(parse(operation.query).terms[0].matches[0]))
 
 

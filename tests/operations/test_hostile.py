@@ -1,7 +1,6 @@
 """Hostile input: whatever is sent to any page or route, by any verb, the answer is not a failure of the server.
 
-The soak, ``pytest tests/operations/test_hostile.py -m soak``, sends 20,000 to each database. A test's name has its
-seed.
+The soak, ``pytest tests/operations/test_hostile.py -m soak``, sends 20,000 to each database. The name has the seed.
 """
 
 import json

@@ -1,8 +1,7 @@
 """What each verb does to a task of each status, and who may use it, by every road that leads to it.
 
 One table says what is expected, whatever the road. A new road is a line in ``ROADS``; a verb without a line in
-``TARGETS`` or ``EFFECTS`` fails. A test goes along one road, or with one verb along all, and names every cell that is
-wrong.
+``TARGETS`` or ``EFFECTS`` fails. A test goes along one road, or with one verb along all, and names each wrong cell.
 """
 
 import hashlib

@@ -196,8 +196,7 @@ def test_workers_of_another_database_start_nothing(postgres_process_database: Pr
     wrong = f"spark.executorEnv.DATABASE_URL={other['DATABASE_URL']}"
     options = ["--master", "local[2]", "--conf", wrong, "--conf", f"spark.driver.{QUICK}"]
     with runtaskpoller(postgres_process_database, *POLLER, *options) as poller:
-        told = ("is gone; its outcome", "is not the poller's")
-        until(lambda: any(one in poller.log for one in told), timeout=LONG_S)
+        until(lambda: any(one in poller.log for one in ("is gone; its outcome", "is not the poller's")), timeout=LONG_S)
         poller.signal()
         until(lambda: poller.code is not None, timeout=LONG_S)
         said = poller.log

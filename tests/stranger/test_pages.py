@@ -38,8 +38,7 @@ from shop import views
 
 urlpatterns += [path("order", views.place_order)]
 """
-# What a bare install may bring: Django, the driver of PostgreSQL, the libraries of the admin and of schedules, and what
-# these need.
+# What a bare install may bring: Django, PostgreSQL's driver, the libraries of the admin and schedules, and their needs.
 BARE = {"django-dbtaskqueue", "django", "psycopg", "django-filter", "django-tables2", "cronsim"}
 BARE |= {"asgiref", "sqlparse", "typing_extensions", "pip", "setuptools"}
 WITHOUT_LIBPQ = {"PSYCOPG_IMPL": "binary"}  # which a bare install lacks: importing psycopg fails, as without libpq

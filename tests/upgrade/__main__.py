@@ -1,7 +1,6 @@
 """``python -m tests.upgrade``: run two releases side by side. Arguments go to pytest.
 
-``UPGRADE_ROWS=10000000 python -m tests.upgrade -s -k beside`` measures how long migrations of a table of that size keep
-producers and pollers waiting.
+``UPGRADE_ROWS=10000000 python -m tests.upgrade -s -k beside`` measures how long migrations of such a table hold others.
 """
 
 import sys
