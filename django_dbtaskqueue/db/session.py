@@ -410,6 +410,14 @@ def aliases_of(queue: str, using: str | None = None) -> tuple[str, ...]:
     return tuple(standbys.get().get(one, one) for one in shards) or (alias_for(queue, using),)
 
 
+def only_alias(queue: str, using: str | None = None) -> str:
+    """Return the one database of a queue; raise ``TaskQueueError`` if there are several."""
+    if len(aliases := aliases_of(queue, using)) > 1:
+        known = " or ".join(aliases)
+        raise TaskQueueError(f"Queue {queue!r} has shards, and each has its own ids. Name the database: {known}.")
+    return aliases[0]
+
+
 def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:
     """Return the database alias of ``queue``: the caller's choice, the queue's setting, or the site's router.
 

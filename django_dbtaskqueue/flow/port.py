@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.exceptions import SignalRefused, SignalTimeout, Ste
 from django_dbtaskqueue.core.lease import Lease, ReceivedSignal, Steps, current_lease
 from django_dbtaskqueue.core.outcomes import Decidable, Outcome, Settlement, Suspend, check_delay
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, asynchronous, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, asynchronous, model_for, only_alias
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.dependencies import Parents, TaskKey, parents_of
 from django_dbtaskqueue.flow.run import decide
@@ -378,6 +378,4 @@ def _place(task: AbstractTask | Lease | int, queue: str | None, using: str | Non
         return Session.on(using or task.port.alias, model_for(task.queue)), task.id
     if isinstance(task, bool) or not isinstance(task, int):
         raise TypeError(f"signal() needs a task or its id, not {json_payload.short_repr(task)}.")
-    if len(aliases := aliases_of(queue or "", using)) > 1:
-        raise TaskQueueError(f"Queue {queue!r} has shards, and each has its own ids: using= is {' or '.join(aliases)}.")
-    return Session.on(aliases[0], model_for(queue or "")), task
+    return Session.on(only_alias(queue or "", using), model_for(queue or "")), task

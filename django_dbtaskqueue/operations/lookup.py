@@ -12,9 +12,8 @@ from django.db.models import Count
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
-from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for, only_alias
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.selection import free_references
 from django_dbtaskqueue.models import AbstractTask, Queue, Task
@@ -42,10 +41,7 @@ def search(
     """
     if status is not None and status not in tuple(Status):
         raise ValueError(f"{status!r} is not a status. Statuses are {', '.join(Status)}.")
-    places = _places(queue, using) if queue is not None else [(alias_for("", using), Task)]
-    if len(places) > 1:
-        raise TaskQueueError(f"Queue {queue!r} has shards. Search each: using= one of {', '.join(dict(places))}.")
-    tasks = tasks_on(*places[0])
+    tasks = tasks_on(*(only_place(queue, using) if queue is not None else (alias_for("", using), Task)))
     session = Session.on(tasks.db)
     given = {
         "queue": queue,
@@ -76,12 +72,17 @@ def places_of(queue: str, using: str | None = None) -> list[Location]:
     return [(alias, model_for(queue)) for alias in aliases_of(queue, using)]
 
 
+def only_place(queue: str, using: str | None = None) -> Location:
+    """Return the database and table that have the ids of a queue. Raises ``TaskQueueError`` without that of a shard."""
+    [place] = _places(queue, only_alias(queue, using))
+    return place
+
+
 def locations(using: str | None = None) -> list[Location]:
     """Return those of all known queues, each once; of all databases or of one."""
-    common, using = alias_for("", None), using and alias_for("", using)
-    made = Queue.objects.using(common).values_list("name", flat=True)
+    made = Queue.objects.using(alias_for("", None)).values_list("name", flat=True)
     found = dict.fromkeys(place for name in ("", *conf.settings_queues(), *made) for place in places_of(name))
-    return [place for place in found if using in (None, place[0])]
+    return [place for place in found if using is None or place[0] == alias_for("", using)]
 
 
 def locations_on(using: str | None) -> list[Location]:

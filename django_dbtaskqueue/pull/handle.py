@@ -38,7 +38,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Outcome, Poison, Reenqueue
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING, Status, sources
-from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for, only_alias
 from django_dbtaskqueue.flow import move, usage
 from django_dbtaskqueue.flow.enqueue import checked_text, enqueue
 from django_dbtaskqueue.flow.groups import groups_of, lock_in_order
@@ -279,13 +279,8 @@ class QueueHandle:
         return aliases
 
     def _only_alias(self) -> str:
-        aliases = self._aliases()
-        if len(aliases) > 1:
-            raise TaskQueueError(
-                f"Queue {self.name!r} has shards, and each has its own ids. Say which one: "
-                f"queue({self.name!r}, using={aliases[0]!r})."
-            )
-        return aliases[0]
+        self._aliases()
+        return only_alias(self.name, self.using)
 
     def _tasks(self, alias: str) -> TaskQuerySet:
         return tasks_on(alias, model_for(self.name)).filter(queue=self.name)
@@ -385,9 +380,7 @@ def _checked(name: str, value: Any) -> timedelta:
 
 def _sees_news(alias: str) -> bool:
     """Whether something committed by others can become visible in the current transaction."""
-    connection = connections[alias]
-    if not connection.in_atomic_block:
+    if not connections[alias].in_atomic_block:
         return True
-    if connection.vendor != "postgresql":
-        return False
-    return bool(Session.on(alias).run("SHOW transaction_isolation", {})[0][0] == "read committed")
+    session = Session.on(alias)
+    return session.postgresql and bool(session.run("SHOW transaction_isolation", {})[0][0] == "read committed")

@@ -254,7 +254,7 @@ def test_a_queue_with_shards_is_pulled_from_all_of_them(settings: Any) -> None:
     tasks = [mail.take() for _ in range(4)]
     assert {task.port.alias for task in tasks} == {"default", "sqlite"}
     assert mail.take() is None
-    with pytest.raises(TaskQueueError, match=r"has shards.*using='default'"):
+    with pytest.raises(TaskQueueError, match=r"has shards.*default or"):
         mail.peek(1)
     for task in tasks:
         mail.ack(mail.token(task))
