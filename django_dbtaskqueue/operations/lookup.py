@@ -74,8 +74,7 @@ def places_of(queue: str, using: str | None = None) -> list[Location]:
 
 def only_place(queue: str, using: str | None = None) -> Location:
     """Return the database and table that have the ids of a queue. Raises ``TaskQueueError`` without that of a shard."""
-    [place] = _places(queue, only_alias(queue, using))
-    return place
+    return _places(queue, only_alias(queue, using))[0]
 
 
 def locations(using: str | None = None) -> list[Location]:
@@ -129,17 +128,18 @@ def delete(queue: str, reference: str) -> bool:
 
     On a queue with ``unique_over="history"`` it frees the reference, also of a task that has left the table.
     """
-    if _change(queue, reference, TaskQuerySet.purge):
-        return True
-    return sum(free_references(alias, queue, [reference]) for alias in aliases_of(queue)) > 0
+    freed = (free_references(alias, queue, [reference]) for alias in aliases_of(queue))
+    return _change(queue, reference, TaskQuerySet.purge) or sum(freed) > 0
 
 
 def _change(queue: str, reference: str, verb: Callable[[TaskQuerySet], int]) -> bool:
     return any(map(verb, _named(queue, reference)))
 
 
-def _named(queue: str, reference: str) -> list[TaskQuerySet]:
+def _named(queue: str, reference: object) -> list[TaskQuerySet]:
     """Return the tasks with a reference, one or none, of each database that the queue has."""
+    if not isinstance(reference, str):  # None would name all tasks without one
+        raise TypeError(f"A reference is text, not {reference!r:.80}. Tasks without one are found by search().")
     return [tasks_on(*place).filter(queue=queue, reference=reference) for place in _places(queue)]
 
 

@@ -39,8 +39,7 @@ def test_exists_find_and_delete_also_in_a_queue_s_own_table(alias: str) -> None:
     found = lookup.find("mail", "r-1")
     assert found is not None and (found.pk, found.payload) == (task.pk, {"a": 1})
     assert lookup.find("mail", "r-2") is lookup.find("scratch", "r-1") is None
-    task = enqueue("scratch", "r-1")
-    found = lookup.find("scratch", "r-1")
+    task, found = enqueue("scratch", "r-1"), lookup.find("scratch", "r-1")
     assert isinstance(found, TemporaryTask) and found.pk == task.pk
     assert lookup.delete("scratch", "r-1")
     assert not TemporaryTask.objects.using(alias).exists()
@@ -67,10 +66,13 @@ def test_run_now_of_a_selection_leaves_tasks_without_a_processor_parked(alias: s
     assert Task.objects.using(alias).get(pk=parked.pk).parked_by
 
 
-def test_an_unknown_queue_is_no_empty_one() -> None:
-    for verb in (lookup.exists, lookup.find, lookup.reprocess, lookup.delete):
+def test_an_unknown_queue_is_no_empty_one_and_no_reference_is_not_that_of_all_without_one() -> None:
+    enqueue("mail")
+    for verb in (lookup.exists, lookup.find, lookup.reprocess, lookup.run_now, lookup.cancel, lookup.delete):
         with pytest.raises(UnknownQueue, match="Did you mean 'mail'"):
             verb("mial", "r-1")
+        with pytest.raises(TypeError, match="A reference is text, not None"):
+            verb("mail", None)  # type: ignore[arg-type]
     for ask in (lookup.search, lookup.count_by_status):
         with pytest.raises(UnknownQueue):
             ask("mial")
@@ -114,9 +116,7 @@ def test_count_by_queue_and_status(alias: str) -> None:
 def test_over_shards(settings: Any) -> None:
     settings.DATABASE_ROUTERS = []
     settings.DBTASKQUEUE = {"QUEUES": {"mail": {"shards": ["default", "sqlite"]}}}
-    references = [f"r-{n}" for n in range(8)]
-    for reference in references:
-        enqueue("mail", reference)
+    references = [enqueue("mail", f"r-{n}").reference for n in range(8)]
     assert all(lookup.exists("mail", reference) for reference in references)
     assert lookup.count_by_status("mail")["mail"]["CREATED"] == 8
     with pytest.raises(TaskQueueError, match="has shards"):
