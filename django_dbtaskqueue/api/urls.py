@@ -20,6 +20,7 @@ PAGE = (
     Field("before", routing.POSITIVE_KIND, "only rows with a smaller id: the next page", None),
 )
 QUEUE = Field("queue", routing.TEXT_KIND, "a queue's name", "")
+WHERE = (QUEUE, Field("database", routing.TEXT_KIND, "a shard of the queue", ""))
 CONFIRM = Field("confirm", routing.TEXT_KIND, "the queue's name again", "")
 REASON = Field("reason", routing.REASON_KIND, "why, for the audit", "")
 VERB_FIELDS = tuple(routing.verb_field(verb, one) for verb in ID_VERBS.values() for one in verb.inputs)
@@ -66,8 +67,8 @@ ROUTES = (
     GET("doctor", views.doctor, needs=Queue, key="findings"),
     GET("tasks", views.tasks, query=(*SEARCH_FIELDS, *PAGE), needs="view_task"),
     GET("tasks/count", views.count_tasks, query=SEARCH_FIELDS, needs="view_task"),
-    GET("tasks/<int:pk>", views.task, query=(QUEUE,), needs="view_task; view_payload for what is in it"),
-    POST("tasks/<str:verb>/ids", views.act_on_task_ids, body=(IDS, QUEUE, REASON, *VERB_FIELDS), needs=OF_THE_VERB),
+    GET("tasks/<int:pk>", views.task, query=WHERE, needs="view_task; view_payload for what is in it"),
+    POST("tasks/<str:verb>/ids", views.act_on_task_ids, body=(IDS, *WHERE, REASON, *VERB_FIELDS), needs=OF_THE_VERB),
     POST("tasks/<str:verb>/preview", views.preview_search, body=(SEARCH, *VERB_FIELDS),
          needs=f"{OF_THE_VERB}, view_task"),
     POST("tasks/<str:verb>/search", views.act_on_search, body=(SEARCH, REASON, MAX_TASKS, *VERB_FIELDS), status=202,
@@ -75,10 +76,8 @@ ROUTES = (
     GET("operations", views.operations, query=(STATE, QUEUE, *PAGE), needs=BulkOperation),
     GET("operations/<int:pk>", views.operation, query=(QUEUE,), needs=BulkOperation),
     POST("operations/<int:pk>/cancel", views.cancel_operation, body=(QUEUE, REASON), needs=OF_THE_OPERATION),
-    POST(
-        "operations/<int:pk>/put_back", views.put_back_operation, body=(QUEUE, REASON), status=202,
-        needs=OF_THE_OPERATION,
-    ),
+    POST("operations/<int:pk>/put_back", views.put_back_operation, body=(QUEUE, REASON), status=202,
+         needs=OF_THE_OPERATION),
     GET("queues", views.queues, needs=Queue),
     POST("queues/<path:queue>/settings", views.change_queue_settings, body=SETTING_FIELDS,
          needs="change_queue_settings", key="overrides"),

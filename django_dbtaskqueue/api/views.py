@@ -20,12 +20,12 @@ from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked, masked_text
-from django_dbtaskqueue.db.session import alias_for, aliases_of
+from django_dbtaskqueue.db.session import alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import bulk, permissions, queue_stats, schedules as schedule_control, serializers
-from django_dbtaskqueue.operations.actions import ActionRequest, ActReport, Preview, act_on_ids
+from django_dbtaskqueue.operations.actions import ActionRequest, ActReport, Preview, act_on_ids, tasks_of
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import Explanation, explain
@@ -107,8 +107,7 @@ def tasks(call: ApiCall) -> TaskPage:
     rows: list[models.AbstractTask] = []
     read, page = 0, Page(rows)
     deadline = clock.monotonic() + LOOK_ON_TIME.total_seconds()
-    before = call.given["before"] or None
-    for page in look_through(search, found.defer(*LONG), call.given["limit"], before=before):
+    for page in look_through(search, found.defer(*LONG), call.given["limit"], before=call.given["before"] or None):
         rows, read = rows + page.rows, read + page.window
         if clock.monotonic() > deadline:
             break
@@ -131,10 +130,9 @@ def count_tasks(call: ApiCall) -> TaskCount:
 
 def task(call: ApiCall, pk: int) -> Annotated[Document, TASK]:
     """Return one task with its failed attempts, and why it does not run; secrets are masked."""
-    rows = _table(call)
-    may_view(call.actor, rows.model)
-    task = permissions.narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()).first()
-    found = _there(task, f"task {pk}. If its queue has its own table, name the queue: ?queue=…")
+    may_view(call.actor, model_for(call.given["queue"]))
+    rows = _tasks(call, [pk])
+    found = _there(permissions.narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()).first(), f"task {pk}.")
     attempts = models.Attempt.objects.using(rows.db).filter(location=rows.model._meta.label_lower, task_id=pk)
     newest = attempts.order_by("-total_attempt")[:MAX_ATTEMPTS]
     payload = call.actor.may(permissions.VIEW_PAYLOAD, found.queue)
@@ -147,12 +145,10 @@ def task(call: ApiCall, pk: int) -> Annotated[Document, TASK]:
 def act_on_task_ids(call: ApiCall, verb: str) -> ActReport:
     """Apply a verb to up to 1,000 tasks at once, in one transaction."""
     known, queue = _verb(verb, ID_VERBS), call.given["queue"]
-    if queue:
-        permissions.check(known, call.given["reason"], call.actor)
-        permissions.check_there([queue], call.actor)
-    tasks, query = _table(call), to_text(of_queue(queue)) if queue else ""
-    request = ActionRequest(known, call.given["reason"], known.options_of(_sent(call)), query)
-    return act_on_ids(tasks.filter(queue=queue) if queue else tasks, call.given["ids"], request, call.actor)
+    permissions.check(known, call.given["reason"], call.actor)
+    options, query = known.options_of(_sent(call)), queue and to_text(of_queue(queue))
+    request = ActionRequest(known, call.given["reason"], options, query)
+    return act_on_ids(_tasks(call, call.given["ids"]), call.given["ids"], request, call.actor)
 
 
 def preview_search(call: ApiCall, verb: str) -> Preview:
@@ -168,11 +164,8 @@ def preview_search(call: ApiCall, verb: str) -> Preview:
 def act_on_search(call: ApiCall, verb: str) -> OperationDocument:
     """Start a bulk operation on all tasks that match a search. Pollers carry it out."""
     known = _verb(verb, BULK_VERBS)
-    operation = bulk.start(
-        known, call.given["q"], call.actor, call.given["reason"],
-        options=known.options_of(_sent(call)), max_tasks=call.given["limit"],
-    )  # fmt: skip
-    return OPERATION.of(operation)
+    given = {"options": known.options_of(_sent(call)), "max_tasks": call.given["limit"]}
+    return OPERATION.of(bulk.start(known, call.given["q"], call.actor, call.given["reason"], **given))
 
 
 def operations(call: ApiCall) -> OperationPage:
@@ -242,9 +235,8 @@ def _searched(call: ApiCall) -> tuple[Search, TaskQuerySet]:
     return search, select(search, permissions.narrow(tasks, call.actor))
 
 
-def _table(call: ApiCall) -> TaskQuerySet:
-    queue = call.given["queue"]
-    return tasks_for(of_queue(queue) if queue else Search(), write=True)
+def _tasks(call: ApiCall, ids: list[int]) -> TaskQuerySet:
+    return tasks_of(ids, call.given["queue"], call.actor, call.given["database"] or None)
 
 
 def _verb(name: str, verbs: Mapping[str, permissions.V]) -> permissions.V:
@@ -353,10 +345,9 @@ def act_on_queue(call: ApiCall, queue: str, verb: str) -> int:
 
 def change_queue_settings(call: ApiCall, queue: str) -> dict[str, object]:
     """Set runtime overrides of a queue, and remove others. Pollers follow within a heartbeat."""
+    given = call.given
     try:
-        return change_settings(
-            queue, call.given["values"], call.actor, reset=call.given["reset"], reason=call.given["reason"]
-        )
+        return change_settings(queue, given["values"], call.actor, reset=given["reset"], reason=given["reason"])
     except ImproperlyConfigured as error:  # of what was sent, so not the site's fault
         raise TaskQueueError(str(error)) from None
 
@@ -434,11 +425,9 @@ def failure(call: ApiCall, fingerprint: str) -> FailureDocument:
 
 def _with_stats(rows: QuerySet[models.FailureGroup]) -> list[FailureDocument]:
     stats = queue_stats.stats_of_groups([row.fingerprint for row in rows], rows.db)
-    more = [serializers.as_document(one) for one in stats]
-    return [
-        FAILURE.of(row, message=masked_text(row.message), newest=masked_text(row.newest), **one)
-        for row, one in zip(rows, more, strict=True)
-    ]
+    texts = [{"message": masked_text(row.message), "newest": masked_text(row.newest)} for row in rows]
+    documents = map(serializers.as_document, stats)
+    return [FAILURE.of(row, **one, **more) for row, one, more in zip(rows, texts, documents, strict=True)]
 
 
 def audit(call: ApiCall) -> AuditPage:

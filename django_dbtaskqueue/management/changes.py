@@ -25,8 +25,7 @@ from django_dbtaskqueue.flow.shard_move import ShardMove
 from django_dbtaskqueue.management import FAILED_CODE, Options, Output, from_now, printable, wrong_usage
 from django_dbtaskqueue.models import ApiToken, Attempt, BulkOperation, FailureGroup, Queue, Schedule, TaskHistory
 from django_dbtaskqueue.models.control import FAILED, UNFINISHED
-from django_dbtaskqueue.operations import bulk as bulk_operations, queue_control, related_tasks, schedules
-from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, ActReport, act_on_ids, preview
+from django_dbtaskqueue.operations import actions, bulk as bulk_operations, queue_control, related_tasks, schedules
 from django_dbtaskqueue.operations.lookup import aliases_in, locations_on
 from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, Actor, check_there
 from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_schedules
@@ -53,12 +52,13 @@ def _named(options: Options, kind: str, word: str, find: Callable[[Any], M | Non
 def verb(output: Output, options: Options) -> int:
     """Apply a verb to ids or to a search: preview, question, action, report."""
     words, ids, using = " ".join(options["filter"]), sorted(set(options.get("id", ()))), options["database"]
-    if bool(options["filter"]) == bool(ids):
-        raise wrong_usage("Name the tasks: --filter SEARCH (such as 'status:ERROR queue:claims'), or --id N.")
-    chosen, tasks = ID_VERBS[options["verb"]], tasks_for(parse(words), using, write=True)
+    queue, chosen = options.get("of_queue", ""), ID_VERBS[options["verb"]]
+    if bool(options["filter"]) == bool(ids) or (queue and not ids):
+        raise wrong_usage("Name the tasks: --filter SEARCH (such as 'status:ERROR queue:claims'), or --id N [--queue].")
+    tasks = actions.tasks_of(ids, queue, Actor(), using) if ids else tasks_for(parse(words), using, write=True)
     given = VerbOptions(**{one.field: options[one.field] for one in chosen.inputs})
     if ids:
-        seen = preview(tasks.filter(pk__in=ids), ActionRequest(chosen, options=given))
+        seen = actions.preview(tasks.filter(pk__in=ids), actions.ActionRequest(chosen, options=given))
         there = f"{seen.selected} of {len(ids)} {'task is' if len(ids) == 1 else 'tasks are'} there"
         running = f" {seen.running} of them run now." if seen.running else ""
         output.write(f"{chosen.effect}\n{there}, {seen.eligible} would change.{running}")
@@ -69,15 +69,15 @@ def verb(output: Output, options: Options) -> int:
         return output.answer({"dry_run": True, **as_document(seen)})
     output.ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?")
     if not ids:
-        few = seen.selected is not None and not seen.selected.more and seen.selected.number <= MAX_TASKS_PER_ACTION
+        few = (found := seen.selected) is not None and not found.more and found.number <= actions.MAX_TASKS_PER_ACTION
         if not few or options["background"] or options["limit"]:
             asked = {"options": given, "max_tasks": options["limit"]}
             operation = bulk_operations.start(chosen, words, Actor(), options["reason"], using, **asked)
             output.write(f"Bulk operation {operation.pk} ordered; to stop it: taskqueue bulk cancel {operation.pk}")
             return _ordered(output, operation) if options["background"] else _followed(output, operation)
         # Not ordered by the database: with a limit, it could read the whole table in that order.
-        ids = [*select(words, tasks).order_by().values_list("pk", flat=True)[: MAX_TASKS_PER_ACTION + 1]]
-    report: ActReport = act_on_ids(tasks, ids, replace(seen.request, reason=options["reason"]), Actor())
+        ids = [*select(words, tasks).order_by().values_list("pk", flat=True)[: actions.MAX_TASKS_PER_ACTION + 1]]
+    report = actions.act_on_ids(tasks, ids, replace(seen.request, reason=options["reason"]), Actor())
     _skips(output, {reason: len(ids) for reason, ids in report.skips.items()})
     return output.answer(report, f"{chosen.done % {'number': report.changed}}.")
 
@@ -121,9 +121,8 @@ def queue_verb(output: Output, options: Options) -> int:
         return output.answer({"dry_run": True, "queues": queues}, f"Would {name} {', '.join(queues)}.")
     verb, length = QUEUE_VERBS[name], options.get("for_time")
     until = None if length is None else timezone.now() + length
-    number = queue_control.apply_to_queues(
-        verb, queues, Actor(), reason=options["reason"], until=until, using=options["database"]
-    )
+    given = {"reason": options["reason"], "until": until, "using": options["database"]}
+    number = queue_control.apply_to_queues(verb, queues, Actor(), **given)
     end = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
     return output.answer({"changed": number}, f"{verb.done % {'number': number}}{end}.")
 
@@ -139,20 +138,18 @@ def set_settings(output: Output, options: Options) -> int:
     for text in options["values"]:
         name, _equals, value = (part.strip() for part in text.partition("="))
         if not name or not value:
-            words = f"{text}: write NAME=VALUE, such as max_running=5. To take a setting back: --reset NAME."
-            raise wrong_usage(words)
+            raise wrong_usage(f"{text}: write NAME=VALUE, such as max_running=5. To take a setting back: --reset NAME.")
         values[name.lower()] = typed(name.lower(), value)
     if not values and not reset:
         words = f"Say what to set: taskqueue set {queue} NAME=VALUE. taskqueue settings {queue} shows all settings."
         raise wrong_usage(words)
-    after, dry, reason = _overrides(options), options["dry_run"], options["reason"]
+    after, dry, using = _overrides(options), options["dry_run"], options["database"]
+    given = {"reset": reset, "reason": options["reason"], "using": using}
     try:
         if dry:
             after = queue_control.new_overrides(queue, after, values, reset)
         else:
-            after = queue_control.change_settings(
-                queue, values, Actor(), reset=reset, reason=reason, using=options["database"]
-            )
+            after = queue_control.change_settings(queue, values, Actor(), **given)
     except ImproperlyConfigured as error:  # of what was typed, so not the site's fault
         raise wrong_usage(str(error)) from None
     output.write("Nothing was changed: --dry-run. It would be:" if dry else str(CHANGE_SETTINGS.effect))
@@ -303,10 +300,9 @@ def make_token(output: Output, options: Options) -> int:
     secret = secrets.token_urlsafe(32)
     digest = hashlib.sha256(secret.encode()).hexdigest()
     end = None if life is None else Now() + life
-    row = ApiToken.objects.using(alias_for("", options["database"])).create(
-        user=user, actor_id=owner.pk, digest=digest, note=options["note"][:200], scope=options["scope"],
-        queues=queues, expire_time=end,
-    )  # fmt: skip
+    given = {"user": user, "note": options["note"][:200], "scope": options["scope"], "queues": queues}
+    rows = ApiToken.objects.using(alias_for("", options["database"]))
+    row = rows.create(actor_id=owner.pk, digest=digest, expire_time=end, **given)
     row.refresh_from_db()
     sent = f"Send this with each request, and store it nowhere else:  Authorization: Bearer {secret}"
     until = f"until {row.expire_time:%Y-%m-%d %H:%M %Z}" if row.expire_time else "until it is revoked"
@@ -409,9 +405,8 @@ def run_batches(output: Output, options: Options) -> int:
         found = related_tasks.listed_batches(actor, using)
         documents = related_tasks.batch_documents(found)
         head, rows = ("id", "name", "created", "ended", "failed", "queues"), [*map(_batch_line, found, documents)]
-        return output.table(
-            documents, head, rows, none="There is no batch. The code makes one with batch() or Workflow."
-        )
+        none = "There is no batch. The code makes one with batch() or Workflow."
+        return output.table(documents, head, rows, none=none)
     row = _named(options, "batch", "id", lambda pk: related_tasks.find_batch(pk, actor, using))
     if what in BATCH_WORDS:
         changed = related_tasks.act_on_batch(BATCH_WORDS[what], row, actor, reason=options["reason"])

@@ -18,9 +18,10 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext as _, ngettext
 
 from django_dbtaskqueue.core.columns import COPIED, InsertOptions, TaskOptions
-from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import alias_for, model_for, only_alias
 from django_dbtaskqueue.flow.enqueue import enqueue_task
 from django_dbtaskqueue.flow.move import lock_groups, set_back
 from django_dbtaskqueue.flow.placement import own_fields
@@ -29,7 +30,8 @@ from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, F
 from django_dbtaskqueue.models.control import FINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count
-from django_dbtaskqueue.operations.permissions import Actor, Verb, check, narrow, sole
+from django_dbtaskqueue.operations.lookup import locations, tasks_on
+from django_dbtaskqueue.operations.permissions import Actor, Verb, check, check_there, narrow, sole
 from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TaskVerb, VerbOptions
 
 # What an action can change of a task, and "put back as it was" restores.
@@ -224,9 +226,23 @@ def preview(
 ) -> Preview:
     """Count what is selected, what would change and, if the verb may end leases, what of it runs; bounded counts."""
     eligible = tasks.filter(request.verb.condition(tasks.model, request.options))
-    ends_leases = Status.PROCESSING in request.verb.sources
-    running = count(eligible.filter(status=Status.PROCESSING)) if ends_leases else None
+    running = count(eligible.filter(status=Status.PROCESSING)) if Status.PROCESSING in request.verb.sources else None
     return Preview(request, count(tasks), count(eligible), running=running)
+
+
+def tasks_of(ids: Sequence[int], queue: str, actor: Actor, using: str | None = None) -> TaskQuerySet:
+    """Return the tasks of a queue, or of the common table, whose ids are given. Check permissions first.
+
+    Each table has its own ids: raises ``TaskQueueError`` for one of several, if no queue or no shard is named.
+    """
+    if queue:
+        check_there([queue], actor)
+        return tasks_on(only_alias(queue, using), model_for(queue)).filter(queue=queue)
+    common = alias_for("", using), model_for("")
+    for place in {*locations(using)} - {common}:
+        if other := narrow(tasks_on(*place).filter(pk__in=ids[:MAX_TASKS_PER_ACTION]), actor).first():
+            raise TaskQueueError(f"Queue {other.queue!r} has a task {other.pk} in a table of its own. Name the queue.")
+    return tasks_on(*common)
 
 
 def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:

@@ -92,9 +92,8 @@ def test_search_in_pages() -> None:
     first = ada.get("/api/tasks", {"q": "status:ERROR", "limit": 2}).json()
     assert ([row["reference"] for row in first["tasks"]], first["before"]) == (["r2", "r1"], tasks[1].pk)
     rest = ada.get("/api/tasks", {"status": "ERROR", "before": first["before"]}).json()
-    assert [row["reference"] for row in rest["tasks"]] == ["r0"]
-    assert (rest["before"], rest["query"]) == (None, "status:ERROR")
-    counted = ada.get("/api/tasks/count", {"q": "status:ERROR"}).json()
+    assert ([row["reference"] for row in rest["tasks"]], rest["before"]) == (["r0"], None)
+    counted = ada.get("/api/tasks/count", {"q": rest["query"]}).json()
     assert counted == {"query": "status:ERROR", "count": {"number": 3, "more": False, "estimated": False}}
 
 

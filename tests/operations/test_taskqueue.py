@@ -15,18 +15,18 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
-from django_dbtaskqueue import batch, enqueue, models, queue
+from django_dbtaskqueue import batch, enqueue, enqueue_many, models, queue
 from django_dbtaskqueue.conf.settings import declarations, declare_queue, redeclare
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.management import changes, reading
+from django_dbtaskqueue.management import reading
 from django_dbtaskqueue.management.commands import taskqueue
 from django_dbtaskqueue.models import ApiToken, AuditEntry, BulkOperation, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT
-from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations import actions, bulk
 from django_dbtaskqueue.operations.search.query import select
 from tests.docs.pages import FROM_CODE
 from tests.factories import QUEUE, age, make_task
-from tests.operations.site import attempt, command, data, failure_group
+from tests.operations.site import attempt, client, command, data, failure_group, post
 from tests.support import sql
 
 COMMANDS = Path(__file__).parents[2] / "docs/reference/commands.md"
@@ -89,7 +89,7 @@ def test_show_tells_all_of_a_task_and_masks_secrets() -> None:
 
 
 def test_show_finds_a_task_in_the_history_and_in_a_table_of_its_queue(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "brief": {"model": "dbtaskqueue.TemporaryTask"}}}
+    settings.DBTASKQUEUE |= {"QUEUES": {QUEUE: {}, "brief": {"model": "dbtaskqueue.TemporaryTask"}}}
     gone = TaskHistory.objects.create(queue=QUEUE, reference="gone", task_id=4711, status="COMPLETED", payload={"a": 1})
     for name in ("4711", f"{QUEUE}/gone"):
         shown = data("show", name)
@@ -101,6 +101,12 @@ def test_show_finds_a_task_in_the_history_and_in_a_table_of_its_queue(settings: 
     refused(r"More than one table has a task 4712.*--queue", "show", "4712")
     assert data("show", "4712", "--queue", "brief")["reference"] == "short"
     assert data("show", "brief/short")["id"] == 4712
+    ada, act = client("view_task", "cancel_task"), ("cancel", "--id", "4712", "--yes")
+    for answer in (ada.get("/api/tasks/4712"), post(ada, "tasks/cancel/ids", ids=[4712])):
+        assert (answer.status_code, "Queue 'brief' has a task 4712" in answer.json()["error"]) == (400, True)
+    refused("Queue 'brief' has a task 4712", *act)
+    assert "1 task cancelled" in command(*act, "--queue", "brief") and Task.objects.get().status == "CREATED"
+    assert post(ada, "tasks/cancel/ids", ids=[4712], queue=QUEUE).json()["changed"] == 1
 
 
 def test_tail_shows_what_comes_after_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,11 +154,10 @@ def test_batches_are_listed_shown_and_cancelled() -> None:
 
 
 def test_a_large_act_becomes_a_bulk_operation_that_is_followed_or_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "MAX_TASKS_PER_ACTION", 3)
+    monkeypatch.setattr(actions, "MAX_TASKS_PER_ACTION", 3)
     monkeypatch.setattr(bulk, "TASKS_PER_CHUNK", 2)
-    for _ in range(4):
-        make_task(Status.ERROR)
-    make_task(Status.COMPLETED)
+    for status in (*[Status.ERROR] * 4, Status.COMPLETED):
+        make_task(status)
     said = command("reprocess", "--filter", f"queue:{QUEUE}", "--yes")
     assert "skipped 1: in COMPLETED, not in ERROR" in said and "4 tasks reprocessed." in said
     assert "100%  4 changed, 1 skipped" in said
@@ -172,7 +177,6 @@ def test_without_a_terminal_an_act_needs_yes_and_on_one_it_asks(monkeypatch: pyt
     task = make_task(Status.ERROR)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     refused("add --yes", "reprocess", "--id", task.pk)
-
     monkeypatch.setattr("sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})("n\ny\n"))
     assert code_of("reprocess", "--id", task.pk) == taskqueue.REFUSED_CODE
     assert Task.objects.get().status == Status.ERROR
@@ -188,8 +192,6 @@ def test_pause_resume_and_purge() -> None:
     assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).count() == 2
     assert data("resume", QUEUE, "--dry-run") == {"dry_run": True, "queues": [QUEUE]}
     assert data("resume", QUEUE) == {"changed": 1}
-    refused("Did you mean 'letters'", "resume", "lettres")
-    refused("Did you mean 'letters'", "purge", "lettres", "--yes", "--reason", "test data")
     assert code_of("purge", QUEUE, "--yes") == taskqueue.REFUSED_CODE
     assert "1 task deleted" in command("purge", QUEUE, "--yes", "--reason", "test data")
     assert [task.queue for task in Task.objects.all()] == ["letters"]
@@ -219,8 +221,7 @@ def test_an_operator_sets_the_limits_of_a_queue_and_takes_them_back(alias: str) 
 
 
 def test_a_limit_that_was_set_holds_at_the_next_checkout() -> None:
-    for _number in range(3):
-        enqueue(QUEUE)
+    enqueue_many(QUEUE, [{}] * 3)
     command("set", QUEUE, "max_running=1")
     assert f"{QUEUE}: 0 of 1 running" in command("status")
     assert (queue(QUEUE).take() is None, queue(QUEUE).take()) == (False, None)
@@ -262,8 +263,9 @@ def test_what_would_be_set_is_checked_and_what_cannot_be_is_refused_with_what_is
         ((QUEUE, "--reset", "max_runing"), "Did you mean 'max_running'"),
     ):
         refused(words, "set", *arguments, code=taskqueue.USAGE_ERROR_CODE)
-    for asked in (("settings", "lettres"), ("set", "lettres", "rate=5/m")):
-        refused("Did you mean 'letters'", *asked)
+    purge, cancel = "purge lettres --yes --reason why", "cancel --id 1 --queue lettres --yes"
+    for asked in ("settings lettres", "set lettres rate=5/m", "resume lettres", purge, cancel):
+        refused("Did you mean 'letters'", *asked.split())
     assert not Queue.objects.exists() and not AuditEntry.objects.exists()
 
 
@@ -294,10 +296,9 @@ def test_every_command_that_changes_something_takes_yes() -> None:
 
 def test_exit_codes(settings: Any) -> None:
     make_task(Status.ERROR)
-    for words in ("list --filter stauts:ERROR", "reprocess --yes"):
-        assert code_of(*words.split()) == taskqueue.USAGE_ERROR_CODE, words
-    for words in ("delete --filter status:ERROR --yes", "pause nobody-knows"):
-        assert code_of(*words.split()) == taskqueue.REFUSED_CODE, words
+    wrong = ("list --filter stauts:ERROR", "reprocess --yes", "cancel --filter status:ERROR --queue parcels --yes")
+    for words in (*wrong, "delete --filter status:ERROR --yes", "pause nobody-knows"):
+        assert code_of(*words.split()) == (taskqueue.USAGE_ERROR_CODE if words in wrong else taskqueue.REFUSED_CODE)
     settings.DBTASKQUEUE = {"QEUES": {}}
     assert code_of("status") == taskqueue.SETTINGS_CODE
 

@@ -97,6 +97,7 @@ def _add_verbs(add: Add) -> None:
             one("--limit", "Stop after N matching tasks.", type=positive, metavar="N")
         text = "This task. Repeat it for more." if many else "This task."
         one("--id", text, action="append", type=positive, default=[], metavar="N")
+        one("--queue", "The queue of --id.", dest="of_queue", default="", metavar="NAME")
         for given in ID_VERBS[verb].inputs:
             _add_input(one, given)
 
