@@ -15,7 +15,6 @@ from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import clock, format_age, format_seconds, task_number
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.management import FAILED_CODE, Options, Output, from_now, printable
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -23,7 +22,7 @@ from django_dbtaskqueue.operations import serializers
 from django_dbtaskqueue.operations.bounded_reads import limits_text, statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.explain import explain
-from django_dbtaskqueue.operations.lookup import locations_on
+from django_dbtaskqueue.operations.lookup import aliases_in, locations_on, places_of, tasks_on
 from django_dbtaskqueue.operations.queue_stats import overview, with_limits
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import Page, look_through, select, tasks_for
@@ -32,6 +31,7 @@ MAX_TAIL_ROWS = 200  # of one query
 TABLE_MESSAGE_WIDTH = 72  # characters of a message in a line of a table or of ``tail``
 DEFAULT_LIST_ROWS = 20
 MAX_SHOWN_ATTEMPTS = 20
+MAX_NAMESAKES = 20  # of one database: moved tasks with one id
 
 
 def matching(terms: Sequence[str], using: str | None) -> tuple[Search, TaskQuerySet]:
@@ -180,28 +180,26 @@ def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, ser
     name = task_number(name)
     named, slash, reference = name.partition("/")
     queue = named if slash else queue
-    by: dict[str, Any] = {"reference": reference} if slash else {"pk": int(name) if name.isdecimal() else -1}
-    if queue:
-        by["queue"] = queue
-    locations = [(alias_for(queue, using, write=False), model_for(queue))] if queue else locations_on(using)
-    live = _found([model._default_manager.using(alias).filter(**by) for alias, model in locations])
-    if len(live) > 1:
-        tables = ", ".join(f"{task._meta.db_table} on {task._state.db} ({task.queue})" for task in live)
-        raise CommandError(f"More than one table has a task {name}: {tables}. Say which with --queue or --database.")
-    if live:
-        return live[0], serializers.detail(live[0], payload=True)
-    if "pk" in by:
-        by["task_id"] = by.pop("pk")
-    aliases = dict.fromkeys(alias for alias, _model in locations)
-    moved = _found([TaskHistory.objects.using(alias).filter(**by).order_by("-pk") for alias in aliases])
-    if not moved:
+    key, value = ("reference", reference) if slash else ("pk", int(name) if name.isdecimal() else -1)
+    by: dict[str, Any] = {"queue": queue} if queue else {}
+    places = places_of(queue, using) if queue else locations_on(using)
+    found = _found([tasks_on(*place).filter(**by, **{key: value}) for place in places])
+    if not found:
+        by["task_id" if key == "pk" else key] = value
+        found = _found([TaskHistory.objects.using(one).filter(**by).order_by("-pk") for one in aliases_in(places)])
+    if not found:
         raise CommandError(f"There is no task {name!r}, not in the history either. Give an id, or queue/reference.")
-    return moved[0], serializers.detail(moved[0], payload=True)
+    if len(found) > 1:
+        tables = ", ".join(f"{task._meta.db_table} on {task._state.db} ({task.queue})" for task in found)
+        raise CommandError(f"There is more than one task {name}: {tables}. Say which with --queue or --database.")
+    return found[0], serializers.detail(found[0], payload=True)
 
 
-def _found(selections: list[QuerySet[Any]]) -> list[Any]:
-    found = []
+def _found(selections: Sequence[QuerySet[Any]]) -> list[Any]:
+    """Return the first task of each queue in each table."""
+    found: dict[object, Any] = {}
     for rows in selections:
         with statement_timeout(rows.db):
-            found += list(rows.annotate(clock=Now())[:1])
-    return found
+            for task in rows.annotate(clock=Now())[:MAX_NAMESAKES]:
+                found.setdefault((rows.db, rows.model, task.queue), task)
+    return list(found.values())

@@ -22,7 +22,7 @@ from django_dbtaskqueue.operations.search import parse
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.testing import run_poller
 from tests.factories import make_task
-from tests.operations.site import data, refused
+from tests.operations.site import client, data, post, refused
 from tests.support import alias_beside, taken_back
 
 SHARDS = ("default", "sqlite")
@@ -30,11 +30,12 @@ pytestmark = pytest.mark.django_db(databases=SHARDS, transaction=True)
 
 
 def spread(settings: Any, *shards: str, **options: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": shards or SHARDS, **options}}}
+    settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": shards or SHARDS, **options}}, "API": True}
 
 
 @pytest.fixture(autouse=True)
 def _one_shard(settings: Any, taskqueue_registry: None) -> None:
+    settings.ROOT_URLCONF = "tests.operations.site"
     spread(settings, "default")
 
 
@@ -68,8 +69,7 @@ def test_a_router_decides_by_payload(settings: Any) -> None:
     enqueue_many("spread", [("b", {"shard": 1})])
     assert references() == {"default": ["a"], "sqlite": ["b"]}
     spread(settings, router=lambda *_: "moon")
-    with pytest.raises(EnqueueError, match=r"'moon'.*default, sqlite"):
-        enqueue("spread", "c")
+    refused(r"'moon'.*default, sqlite", enqueue, "spread", "c", error=EnqueueError)
     report = enqueue_many("spread", [("c", 1)], on_invalid="reject")
     assert (report.enqueued, str(report.rejections[0].error)[:8]) == (0, "items[0]")
 
@@ -226,18 +226,28 @@ def test_what_is_on_its_way_gets_neither_signals_nor_children(settings: Any) -> 
     def killed(step: str) -> None:
         raise InterruptedError(step)
 
-    with pytest.raises(InterruptedError, match="marked"):
-        move_shards(ShardMove("spread", "sqlite", at_step=killed), Actor())
-    with pytest.raises(SignalRefused, match="on its way to another shard"):
-        signal(task, "approved")
-    with pytest.raises(EnqueueError, match="on its way"):
-        enqueue("spread", "child", after=task)
+    refused("marked", move_shards, ShardMove("spread", "sqlite", at_step=killed), Actor(), error=InterruptedError)
+    refused("on its way to another shard", signal, task, "approved", error=SignalRefused)
+    refused("on its way", enqueue, "spread", "child", after=task, error=EnqueueError)
     assert not Step.objects.exists()
     move()
     there = Task.objects.using("sqlite").get()
     assert enqueue("spread", "child", after=there)._state.db == "sqlite"
     assert not signal(there, "approved")
     refused("each has its own ids", signal, there.pk, "approved", queue="spread")
+
+
+def test_an_id_names_no_task_until_its_shard_is_named(settings: Any) -> None:
+    spread(settings)
+    for alias in SHARDS:
+        make_task(queue="spread", reference=alias, pk=7, using=alias)
+    refused("more than one task 7", data, "show", "7", "--queue", "spread", error=CommandError)
+    refused("has shards", data, "cancel", "--id", "7", "--queue", "spread", "--yes", error=CommandError)
+    assert data("show", "spread/sqlite")["reference"] == data("show", "7", "--database", "sqlite")["reference"]
+    ada, given = client("cancel_task"), {"ids": [7], "queue": "spread"}
+    assert "has shards" in post(ada, "tasks/cancel/ids", **given).json()["error"]
+    assert post(ada, "tasks/cancel/ids", **given, database="sqlite").json()["changed"] == 1
+    assert [Task.objects.using(alias).get().status for alias in SHARDS] == ["CREATED", "POISON"]
 
 
 def test_a_database_that_is_no_shard_any_more_is_emptied(settings: Any) -> None:

@@ -95,10 +95,13 @@ def test_show_finds_a_task_in_the_history_and_in_a_table_of_its_queue(settings: 
         shown = data("show", name)
         assert (shown["id"], shown["reference"], shown["payload"]) == (4711, "gone", {"a": 1}) and shown["moved_time"]
     assert f"{gone.moved_time:%Y-%m-%d %H:%M:%S}" in command("show", "4711")
+    TaskHistory.objects.create(queue="brief", task_id=4711, location="dbtaskqueue.temporarytask", status="COMPLETED")
+    refused(r"There is more than one task 4711.*--queue", "show", "4711")
+    assert data("show", "4711", "--queue", "brief")["queue"] == "brief"
     models.TemporaryTask.objects.create(pk=4712, queue="brief", reference="short")
     assert data("show", "4712")["reference"] == "short"
     Task.objects.create(pk=4712, queue=QUEUE, reference="long")
-    refused(r"More than one table has a task 4712.*--queue", "show", "4712")
+    refused(r"There is more than one task 4712.*--queue", "show", "4712")
     assert data("show", "4712", "--queue", "brief")["reference"] == "short"
     assert data("show", "brief/short")["id"] == 4712
     ada, act = client("view_task", "cancel_task"), ("cancel", "--id", "4712", "--yes")
