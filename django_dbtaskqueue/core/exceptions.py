@@ -224,7 +224,7 @@ class SignalRefused(TaskQueueError):
         """``status`` of the task; None: there is no such task."""
         self.task_id, self.name, self.status = task_id, name, status
         reason = (
-            f"there is no task {task_id} in this table: it never was, or it was deleted or moved to the history. Give "
+            f"there is no task {task_id} here: it never was, or it was deleted or moved to the history. Give "
             "queue= if its queue has a table or database of its own"
             if status is None
             else f"task {task_id} is on its way to another shard. Send it to the task there"

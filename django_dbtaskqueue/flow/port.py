@@ -330,7 +330,7 @@ def signal(
     """Send a signal to a task that waits for it (``task.wait_for``), or will; return whether it is due now.
 
     The signal commits with the caller's transaction. Signals of one name are received in order, each once. ``data`` is
-    any JSON value. ``task`` may be an id; ``queue`` then names the queue, if that has a table or database of its own.
+    any JSON value. ``task`` may be an id; ``queue`` then names its queue, needed if that has its own table or database.
     Raises ``SignalRefused`` if the task has ended or is not there, and ``PayloadError`` for data that is not JSON.
     """
     if not json_payload.is_name(name):
@@ -343,8 +343,9 @@ def signal(
     }  # fmt: skip
     with session.atomic():
         rows = groups.lock_in_order(session, partial(session.run, session.sql.count_signal, params), groups.groups_of)
-        if not rows:
-            statuses = session.model._base_manager.using(session.connection.alias).filter(pk=task_id)
+        if not rows or (queue and rows[0][0] != queue):
+            named = {"pk": task_id, **({"queue": queue} if queue else {})}
+            statuses = session.model._base_manager.using(session.connection.alias).filter(**named)
             raise SignalRefused(task_id, name, statuses.values_list("status", flat=True).first())
         [(of_queue, group)] = rows
         session.run(session.sql.store_signal, params)

@@ -94,6 +94,8 @@ def test_search_in_pages() -> None:
     rest = ada.get("/api/tasks", {"status": "ERROR", "before": first["before"]}).json()
     assert ([row["reference"] for row in rest["tasks"]], rest["before"]) == (["r0"], None)
     counted = ada.get("/api/tasks/count", {"q": rest["query"]}).json()
+    asked = [ada.get(f"/api/tasks/{tasks[0].pk}", {"queue": name}).status_code for name in (QUEUE, "letters")]
+    assert asked == [200, 404]
     assert counted == {"query": "status:ERROR", "count": {"number": 3, "more": False, "estimated": False}}
 
 

@@ -15,6 +15,7 @@ from django_dbtaskqueue.models import Step, Task
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from django_dbtaskqueue.testing import advance, drain
 from tests.conftest import ProcessDatabase
+from tests.operations.site import refused
 from tests.processing import named
 from tests.processing.conftest import QUEUE, Site, both, on_real_connections
 from tests.support import PATIENCE, Audit, actors, backend_pid, taken_back, until, until_blocked
@@ -159,13 +160,11 @@ def test_others_of_the_group_run_while_one_waits(site: Site) -> None:
 
 def test_a_signal_to_a_task_that_has_ended_or_is_not_there_is_refused(site: Site) -> None:
     processor(QUEUE)(lambda task: None)
-    task = site.drained()
-    with pytest.raises(SignalRefused, match=f"task {task.pk} is COMPLETED"):
-        signal(task, "approved")
-    with pytest.raises(SignalRefused, match="there is no task 4711"):
-        signal(4711, "approved", using=site.alias)
-    with pytest.raises(PayloadError):
-        signal(site.enqueue(), "approved", object())
+    task, waiting = site.drained(), site.enqueue()
+    refused(f"task {task.pk} is COMPLETED", signal, task, "approved", error=SignalRefused)
+    for pk, queue in ((4711, None), (waiting.pk, "letters")):
+        refused(f"there is no task {pk}", signal, pk, "approved", queue=queue, using=site.alias, error=SignalRefused)
+    refused(None, signal, waiting, "approved", object(), error=PayloadError)
     for name in ("", "x" * 201, "a\0", "a\ud800"):  # the last two no database stores
         with pytest.raises(TypeError, match="1 to 200 characters"):
             signal(task, name)
