@@ -213,6 +213,7 @@ def _bulk_line(row: Any) -> tuple[object, ...]:
 def index(output: Output, options: Options) -> int:
     """Create the index for searches of payloads (PostgreSQL). It slows enqueue down; reads and writes go on."""
     queue = options["queue"] or ""
+    check_there(filter(None, [queue]), Actor())
     model, alias = model_for(queue), alias_for(queue, options["database"])
     connection = connections[alias]
     if connection.vendor != "postgresql":

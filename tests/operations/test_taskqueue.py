@@ -266,8 +266,8 @@ def test_what_would_be_set_is_checked_and_what_cannot_be_is_refused_with_what_is
         ((QUEUE, "--reset", "max_runing"), "Did you mean 'max_running'"),
     ):
         refused(words, "set", *arguments, code=taskqueue.USAGE_ERROR_CODE)
-    purge, cancel = "purge lettres --yes --reason why", "cancel --id 1 --queue lettres --yes"
-    for asked in ("settings lettres", "set lettres rate=5/m", "resume lettres", purge, cancel):
+    acts = ("purge lettres", "cancel --id 1 --queue lettres", "index --queue lettres", "index --queue lettres --drop")
+    for asked in ("settings lettres", "set lettres rate=5/m", "resume lettres", "shards show lettres", *acts):
         refused("Did you mean 'letters'", *asked.split())
     assert not Queue.objects.exists() and not AuditEntry.objects.exists()
 
