@@ -74,9 +74,8 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
         super().__init__(alias, params)
         for name in self.options:
             if name not in OPTION_NAMES:
-                raise compat.InvalidTaskBackend(
-                    f"TASKS[{alias!r}]['OPTIONS'] has no key {name!r}.{near_match(str(name), OPTION_NAMES)}"
-                )
+                near = near_match(str(name), OPTION_NAMES)
+                raise compat.InvalidTaskBackend(f"TASKS[{alias!r}]['OPTIONS'] has no key {name!r}.{near}")
         try:
             _check_attempts(self.options.get("max_attempts"))
             _policy(self.options.get("backoff"))
@@ -136,12 +135,8 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
             if (fault := json_payload.find_fault(payload)) is not None:
                 raise TypeError(f"{task.module_path}: {fault[0]}: {fault[1]}") from error
             raise
-        result = results.new_result(
-            task,
-            results.result_id_of(str(row._state.db), type(row)._meta.label_lower, row.pk, payload),
-            payload,
-            enqueued_at=row.create_time,
-        )
+        result_id = results.result_id_of(str(row._state.db), type(row)._meta.label_lower, row.pk, payload)
+        result = results.new_result(task, result_id, payload, enqueued_at=row.create_time)
         observe.send(compat.task_enqueued, type(self), task_result=result)
         return result
 

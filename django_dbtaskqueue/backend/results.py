@@ -3,6 +3,7 @@
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -16,6 +17,7 @@ from django_dbtaskqueue.backend import compat
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
+from django_dbtaskqueue.core.durations import id_readers
 from django_dbtaskqueue.core.exceptions import TaskQueueError, dotted
 from django_dbtaskqueue.core.lease import Lease
 
@@ -69,10 +71,9 @@ def leased_result(
 
 def stored_result(result_id: str) -> compat.AnyResult | None:
     """Return the result with this id as the database has it; None if the task is deleted."""
-    try:
+    with suppress(compat.TaskResultDoesNotExist):
         return read_result(result_id)
-    except compat.TaskResultDoesNotExist:
-        return None
+    return None
 
 
 def read_result(result_id: object) -> compat.AnyResult:
@@ -186,6 +187,16 @@ def _uuid(alias: str, location: str, task_id: int, nonce: str, secret: str | byt
 
 def _place(alias: str, location: str) -> int:
     return crc32(f"{alias}:{location}".encode()) & (1 << PLACE_BITS) - 1
+
+
+def task_number_of(text: str) -> str | None:
+    """Return the number of the task that this is the id of; None for other text, and for an id that was made up."""
+    with suppress(compat.TaskResultDoesNotExist):
+        return str(find_place(text)[1])
+    return None
+
+
+id_readers.append(task_number_of)
 
 
 def find_place(result_id: object) -> "tuple[Session, int]":

@@ -30,14 +30,11 @@ ROUGH_DIGITS = 3
 _NUMBER = r"[0-9]*\.?[0-9]+"
 _PARTS = re.compile(rf"({_NUMBER})\s*(days?|d|h|ms|us|µs|m|s)\s*")
 _WITH_UNITS = re.compile(rf"(?P<sign>[-+]?)(?P<parts>(?:{_PARTS.pattern})+)")
-_ISO = re.compile(
-    r"(?P<sign>[-+]?)p(?:(?P<d>N)d)?(?:t(?:(?P<h>N)h)?(?:(?P<m>N)m)?(?:(?P<s>N)s)?)?".replace(
-        "N", r"[0-9]+(?:[.,][0-9]+)?"
-    )
-)
+_N = r"[0-9]+(?:[.,][0-9]+)?"
+_ISO = re.compile(rf"(?P<sign>[-+]?)p(?:(?P<d>{_N})d)?(?:t(?:(?P<h>{_N})h)?(?:(?P<m>{_N})m)?(?:(?P<s>{_N})s)?)?")
 _CLOCK = re.compile(
     r"(?:(?P<sign>[-+])|(?P<d>[0-9]+) (?:days?,? )?)?"
-    r"(?:(?:(?P<h>[0-9]+):)?(?P<m>[0-9]+):)?(?P<s>[0-9]+(?:[.,][0-9]+)?)"
+    rf"(?:(?:(?P<h>[0-9]+):)?(?P<m>[0-9]+):)?(?P<s>{_N})"
 )
 
 
@@ -241,16 +238,13 @@ class Clock:
 
 
 clock = Clock()
-
-
 UNKNOWN = "-"  # as people read a value that is not known
-RESULT_ID = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")  # of a Django task
+id_readers: list[Callable[[str], str | None]] = []  # of ids that programs have: the backend of Django's tasks adds one
 
 
 def task_number(text: str) -> str:
-    """Return the number of the task if this is the id of a Django task's result, else the text as it is."""
-    found = RESULT_ID.fullmatch(text.lower())
-    return str(int(found[1] + found[2], 16)) if found else text
+    """Return the number of the task if this is an id that was given out for it, else the text as it is."""
+    return next(filter(None, (read(text) for read in id_readers)), text)
 
 
 def thousands(value: float | None) -> str:

@@ -16,7 +16,7 @@ from django_dbtaskqueue.backend import compat, finished_listener
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.testing import advance, drain, run_poller
-from tests.operations.site import command
+from tests.operations.site import command, refused
 from tests.support import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -69,8 +69,8 @@ def test_an_id_is_a_uuid_that_begins_with_the_number_of_the_task_and_cannot_be_g
     given = uuid.UUID(result.id)
     assert (given.int >> 80, given.version, str(given)) == (Task.objects.get().pk, 8, result.id)
     for bit in range(128):
-        with pytest.raises(compat.TaskResultDoesNotExist):
-            functions.add.get_result(str(uuid.UUID(int=given.int ^ 1 << bit)))
+        guessed = uuid.UUID(int=given.int ^ 1 << bit)
+        refused(None, functions.add.get_result, str(guessed), error=compat.TaskResultDoesNotExist)
     assert functions.add.get_result(given).id == result.id  # as a view gets it from <uuid:id>
     with override_settings(SECRET_KEY="a new one"), pytest.raises(compat.TaskResultDoesNotExist):
         functions.add.get_result(result.id)
@@ -84,6 +84,9 @@ def test_an_operator_finds_a_task_by_the_id_that_a_program_has() -> None:
     (found,) = select(f"id:{result.id.upper()}", Task.objects.all())
     assert found.payload["args"] == [1, 2]
     assert "tests.testapp.functions.add" in command("show", result.id)
+    forged = uuid.UUID(int=uuid.UUID(result.id).int ^ 1)
+    refused("is not a whole number", select, f"id:{forged}", Task.objects.all())
+    refused("There is no task", command, "show", forged, error=Exception)
 
 
 @pytest.mark.parametrize("keep", ["keep", "history"])
@@ -138,8 +141,7 @@ def test_wrong_options_are_told_by_the_checks() -> None:
         with override_settings(TASKS=tasks_setting(**options)), pytest.raises(compat.InvalidTaskBackend, match=told):
             compat.task_backends["default"].check()
     cls = compat.task_backends["default"].task_class
-    with pytest.raises(compat.InvalidTask, match="max_attempts='three' must be a whole number"):
-        cls(func=functions.fail.func, max_attempts="three")
+    refused("='three' must be a whole", cls, func=functions.fail.func, max_attempts="three", error=compat.InvalidTask)
     assert list(compat.task_backends["default"].check()) == []
     with override_settings(DBTASKQUEUE={"QUEUES": {"two": {"keep": "delete"}}}):
         assert [found.id for found in compat.task_backends["default"].check()] == ["dbtaskqueue.I022"]
@@ -151,8 +153,7 @@ def test_wrong_options_are_told_by_the_checks() -> None:
 def test_a_row_names_no_code_to_import() -> None:
     result = functions.add.enqueue(1, 2)
     Task.objects.update(payload_type="subprocess.check_output")
-    with pytest.raises(SuspiciousOperation, match=r"no @task of this process has that path"):
-        result.refresh()
+    refused("no @task of this process has that path", result.refresh, error=SuspiciousOperation)
     assert drain("default").completed == 0  # it is left to a poller that knows it
     assert Task.objects.get().status == "CREATED"
 
@@ -204,8 +205,7 @@ def test_an_interrupt_ends_the_process_and_the_task_is_not_lost(request: pytest.
     result.refresh()
     assert (result.status, result.errors) == (compat.TaskResultStatus.READY, [])
     advance("1m")
-    with pytest.raises(KeyboardInterrupt):  # without a poller it is the caller's own
-        drain("default")
+    refused(None, drain, "default", error=KeyboardInterrupt)  # without a poller it is the caller's own
 
 
 def test_outcomes_of_the_queue_are_obeyed_and_poison_is_a_failure(ended: list[Any]) -> None:
