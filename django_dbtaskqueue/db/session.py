@@ -263,6 +263,8 @@ class Session:
         elif self.postgresql:
             with self.connection.wrap_database_errors, self._deadline, self._raw().transaction():
                 yield
+        elif getattr(self.connection.connection, "in_transaction", False):
+            yield  # an error ends the caller's, too
         else:
             with self.connection.cursor() as cursor:
                 cursor.execute("BEGIN IMMEDIATE")  # the write lock at once: a later upgrade would fail, not wait

@@ -36,7 +36,7 @@ from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, TERMINAL
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, is_task_table, model_named, model_of, statements_of
 from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
+from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_in_order, regroup
 from django_dbtaskqueue.flow.placement import check_choice, refused
 from django_dbtaskqueue.models import AbstractTask, Dependency, TaskHistory, TemporaryTask
 from django_dbtaskqueue.models.tasks import ON_PARENT_FAILURE
@@ -119,12 +119,12 @@ def tell_ends(session: Session, ids: Collection[int], gone: Mapping[int, str] | 
             waiting += [(at(there, location), watched, {}) for location, watched in changes.watched.items()]
 
 
-def tell_deleted(session: Session, ids: Collection[int]) -> None:
-    """Tell that an operator deletes tasks, in the transaction that does it. A child on hold waits for an operator."""
-    changes, _ = _changes(session, dict.fromkeys(ids, "DELETED"))
-    lock_all(session, changes.groups)
+def end_deleted(session: Session, ids: Collection[int]) -> Changes:
+    """End the waits for tasks in the transaction that deletes them; a child on hold waits for an operator."""
+    tell = partial(_changes, session, dict.fromkeys(ids, "DELETED"))
+    changes, _ = lock_in_order(session, tell, lambda found: found[0].groups)
     enter_groups(session, changes)
-    announce(session, changes)
+    return changes
 
 
 def _tell(session: Session, ids: Sequence[int], gone: Mapping[int, str]) -> tuple[dict[int, str], Changes]:
@@ -233,7 +233,7 @@ def sweep_missing(session: Session, after: int) -> int:
 
     Return where the next turn begins. One turn looks at ``EDGES_PER_SWEEP`` dependencies behind ``after``. A parent
     that is neither in the table nor in the history has completed: only its outcome removes a task that something waits
-    for (``tell_deleted``).
+    for (``end_deleted``).
     """
     [(lowest, highest)] = session.run(session.sql.edge_range, {})
     if highest is None:
@@ -380,8 +380,7 @@ class Parents(Sequence[Parent]):
         for one in self._found:
             if one.name == key:
                 return one
-        names = sorted({one.name for one in self._found if one.name})
-        raise KeyError(f"No parent has the name {key!r}.{near_match(key, names)}")
+        raise KeyError(f"No parent has the name {key!r}.{near_match(key, [one.name for one in self._found])}")
 
     @property
     def results(self) -> list[object]:

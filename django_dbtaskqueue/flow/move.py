@@ -205,7 +205,7 @@ def _change(
 def _delete(tasks: Tasks, ids: Sequence[int]) -> int:
     """Delete locked rows, and free their references. What waits for one of them is told in this transaction."""
     if watched := list(tasks.filter(watched__isnull=False).values_list("pk", flat=True)):
-        dependencies.tell_deleted(_session(tasks), watched)
+        dependencies.announce(_session(tasks), dependencies.end_deleted(_session(tasks), watched))
     if UsedReference.objects.using(tasks.db).exists():
         named = tasks.filter(reference__isnull=False)
         for queue in named.order_by().values_list("queue", flat=True).distinct():

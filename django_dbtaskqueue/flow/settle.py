@@ -41,16 +41,18 @@ def settle(session: Session, pairs: Sequence[Decided]) -> set[int]:
     An id missing from the answer lost its lease. The caller has asked the policies (``run.decide``). The port of the
     first lease has the queue's settings. The count, and what waits for the tasks, follow the caller's commit.
     """
-    batch = plan(session, pairs)
-    if any(lease.group is not None for lease, _ in pairs):
-        answers = _settle_grouped(session, pairs, batch)
-    else:
-        answers = session.together(batch)
+    expired = {lease.id for lease, outcome in pairs if isinstance(outcome, CompleteDelete) and lease.is_expired()}
+    batch, is_grouped = plan(session, pairs), any(lease.group is not None for lease, _ in pairs)
+    with session.atomic() if expired else nullcontext():  # once they are gone, nothing says that they did not complete
+        answers = _settle_grouped(session, pairs, batch) if is_grouped else session.together(batch)
+        watched = {row[0] for rows in answers for row in rows if row[1]}
+        changes = dependencies.end_deleted(session, expired & watched) if expired else dependencies.Changes()
     settled = {row[0] for rows in answers for row in rows}
     if groups.limit_memories and session.owned:  # otherwise the transaction of a caller is still open
         groups.note_ended(session.connection.alias, (lease for lease, _ in pairs if lease.id in settled))
     usage.settled(session.connection, pairs, settled)
-    if watched := {row[0] for rows in answers for row in rows if row[1]}:
+    if watched:
+        dependencies.announce(session, changes)
         kinds = CompleteDelete if pairs[0][0].port.keep == "keep" else (Complete, CompleteDelete)
         gone = watched & {lease.id for lease, outcome in pairs if isinstance(outcome, kinds)}
         dependencies.after_commit(session, dependencies.tell_ends, watched - gone, dict.fromkeys(gone, str(COMPLETED)))
@@ -61,16 +63,14 @@ def _settle_grouped(session: Session, pairs: Sequence[Decided], batch: list[Stat
     """Settle, and put the next heads of each group into the ready order in this transaction."""
     members = {lease.group: outcome for lease, outcome in pairs if lease.group is not None}
     back = {group for group, outcome in members.items() if isinstance(outcome, Reenqueue | outcomes.Suspend)}
-    first = pairs[0][0]
-    rules = ((back, False), (members.keys() - back, first.port.group_retry == "hold"))
-    return groups.run_and_regroup(session, first.queue, batch, rules)
+    rules = ((back, False), (members.keys() - back, pairs[0][0].port.group_retry == "hold"))
+    return groups.run_and_regroup(session, pairs[0][0].queue, batch, rules)
 
 
 def plan(session: Session, pairs: Sequence[Decided]) -> list[Statement]:
     """Return the statements that settle ``pairs``; each answers with the ids it settled."""
     keep, completed = pairs[0][0].port.keep, list[tuple[Lease, Complete]]()
-    deleted: list[Decided] = []
-    written: list[tuple[Lease, Rewritten]] = []
+    deleted, written = list[Decided](), list[tuple[Lease, Rewritten]]()
     if len(pairs) > 1:
         pairs = sorted(pairs, key=lambda pair: pair[0].id)  # all that wait for row locks lock by id: no deadlocks
     for lease, outcome in pairs:
@@ -88,6 +88,9 @@ def plan(session: Session, pairs: Sequence[Decided]) -> list[Statement]:
         sql, rows = _rows(session, [_fence(lease) for lease, _ in deleted])
         both = (sql.delete_counted,) if session.postgresql else (sql.count_deleted, sql.delete_settled)
         statements += [(one, rows) for one in both]
+        if expired := [_fence(lease) for lease, _ in deleted if lease.is_expired()]:
+            sql, rows = _rows(session, expired)
+            statements.insert(-len(both), (sql.note_expired, rows))  # first, while the rows are there
     if written:
         statements += _writes(session, written)
     return statements
@@ -226,8 +229,7 @@ def _raise_if_common(session: Session, pairs: Sequence[Decided], error: Exceptio
     if code.startswith(READ_ONLY) or isinstance(error, OperationalError):
         raise error
     ghost = replace(pairs[0][0], id=0, group=None)
-    for outcome in {type(outcome): _like(outcome) for _, outcome in pairs}.values():
-        settle(session, [(ghost, outcome)])
+    settle(session, [(ghost, outcome) for outcome in {type(outcome): _like(outcome) for _, outcome in pairs}.values()])
 
 
 def _like(outcome: Settlement) -> Settlement:
@@ -260,8 +262,7 @@ def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[in
     Only the holder writes under its token, so a row that carries the token and is no longer PROCESSING was settled by
     us. A row that is gone was deleted or moved by us, or another process took it over: it is in neither set.
     """
-    rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in leases])
-    found = session.run(session.sql.outcome_of, {"rows": rows})
+    found = session.run(session.sql.outcome_of, {"rows": json.dumps([_fence(lease) for lease in leases])})
     held = {task_id for task_id, status in found if status == "PROCESSING"}
     return {task_id for task_id, _ in found} - held, held
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_dbtaskqueue import Complete, enqueue
+from django_dbtaskqueue import Complete, batch, enqueue
 from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING
@@ -19,6 +19,7 @@ from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.settle import plan
 from django_dbtaskqueue.models import Dependency, Hold, Task, TaskHistory
+from django_dbtaskqueue.testing import advance, run_poller
 from tests.clock import SteppedClock
 from tests.factories import make_task
 from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take
@@ -85,6 +86,18 @@ def test_an_operator_cancels_or_deletes_a_parent(alias: str, put: Callable[..., 
     move.change_statuses(Task.objects.using(alias).filter(pk=deleted.pk), "delete")
     assert [state(task) for task in (child, held, free)] == [POISONED, WAITS, READY]
     assert Dependency.objects.using(alias).get(child_id=held.pk).outcome == "DELETED"
+
+
+def test_a_parent_that_expired_has_not_completed(alias: str, put: Callable[..., Task], settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"ttl": "1h", "expired": "delete"}, "letters": {}}}
+    with batch("import", using=alias) as b:
+        parents = [put(group=group) for group in ("g", None)]
+    children = [put("letters", after=parents, on_parent_failure=how, group="h") for how in ("hold", "cancel", "run")]
+    advance(timedelta(hours=2), using=alias)
+    with run_poller("parcels", using=alias):
+        pass
+    assert [state(child) for child in children] == [WAITS, POISONED, READY]
+    assert take(alias, "letters").parents.counts == {"DELETED": 2} and b.progress()["COMPLETED"] == 0
 
 
 def test_parents_that_leave_the_table_count(alias: str, put: Callable[..., Task], settings: Any) -> None:

@@ -108,6 +108,10 @@ class SettleStatements(Group):
         "WITH gone AS (DELETE FROM {task} WHERE {among:id|SELECT t.id FROM {_deleted} {lock}}"
         " RETURNING id, watched, queue_name AS q), counted AS ({_counting:gone|q}) SELECT id, watched FROM gone"
     )
+    # Note the batches of tasks that have expired and are about to be deleted; locks them.
+    note_expired = template(
+        "{_noting:(SELECT t.batch, t.queue_name, 'DELETED' AS status FROM {_deleted} {lock}) AS x WHERE true}"
+    )
     # Delete leased rows; returns those really deleted.
     delete_settled = template("DELETE FROM {task} WHERE {among:id|SELECT t.id FROM {_deleted}} RETURNING id, watched")
     _deleted = part("{fenced:complete_delete}")

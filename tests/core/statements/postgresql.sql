@@ -1746,6 +1746,35 @@ AND batch IS NOT NULL
 AND status <> 'COMPLETED'
 GROUP BY batch, queue_name, status;
 
+-- Statements.note_expired
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
+SELECT 'batch_' || batch, queue_name, status, count(*)
+FROM (
+    SELECT t.batch, t.queue_name, 'DELETED' AS status
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT *
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
+    WHERE t.status IN ('PROCESSING')
+    FOR NO KEY UPDATE OF t
+) AS x
+WHERE true
+AND batch IS NOT NULL
+AND status <> 'COMPLETED'
+GROUP BY batch, queue_name, status;
+
 -- Statements.old_history
 SELECT id
 FROM {table} AS t
@@ -3803,6 +3832,25 @@ JOIN (
 ON h.task_id = u.task_id
 AND h.total_attempt = u.token
 WHERE h.location = %(location)s;
+
+-- Statements.note_expired (one row)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
+SELECT 'batch_' || batch, queue_name, status, count(*)
+FROM (
+    SELECT t.batch, t.queue_name, 'DELETED' AS status
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
+    ) AS u
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
+    WHERE t.status IN ('PROCESSING')
+    FOR NO KEY UPDATE OF t
+) AS x
+WHERE true
+AND batch IS NOT NULL
+AND status <> 'COMPLETED'
+GROUP BY batch, queue_name, status;
 
 -- Statements.outcome_of (one row)
 SELECT t.id, t.status

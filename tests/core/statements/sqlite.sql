@@ -1291,6 +1291,25 @@ AND batch IS NOT NULL
 AND status <> 'COMPLETED'
 GROUP BY batch, queue_name, status;
 
+-- Statements.note_expired
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
+SELECT 'batch_' || batch, queue_name, status, count(*)
+FROM (
+    SELECT t.batch, t.queue_name, 'DELETED' AS status
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
+        FROM json_each(%(rows)s)
+    ) AS u
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
+    WHERE t.status IN ('PROCESSING')
+) AS x
+WHERE true
+AND batch IS NOT NULL
+AND status <> 'COMPLETED'
+GROUP BY batch, queue_name, status;
+
 -- Statements.old_history
 SELECT id
 FROM {table} AS t
@@ -2885,6 +2904,24 @@ JOIN (
 ON h.task_id = u.task_id
 AND h.total_attempt = u.token
 WHERE h.location = %(location)s;
+
+-- Statements.note_expired (one row)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, name, count)
+SELECT 'batch_' || batch, queue_name, status, count(*)
+FROM (
+    SELECT t.batch, t.queue_name, 'DELETED' AS status
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(task_id)s AS task_id, %(token)s AS token
+    ) AS u
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
+    WHERE t.status IN ('PROCESSING')
+) AS x
+WHERE true
+AND batch IS NOT NULL
+AND status <> 'COMPLETED'
+GROUP BY batch, queue_name, status;
 
 -- Statements.outcome_of (one row)
 SELECT t.id, t.status
