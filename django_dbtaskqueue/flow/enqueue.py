@@ -118,12 +118,16 @@ def enqueue_task(queue: str, task: TaskOptions, how: InsertOptions, stored: Mapp
     if how.after is not None or members.get() is not None:
         alias, related = related_of(how, settings, alias)
     insert: Callable[[str], Task] = partial(_insert_plain, queue, row, settings, how.on_duplicate)
-    rules = (rule, related, settings.capacity, row["group_key"])
     is_spent_once = settings.unique_over == placement.UNIQUE_OVER_HISTORY and row["reference_number"] is not None
-    if rules != NO_RULES or is_spent_once or how.on_duplicate in REPLACE:
+    if (rule, related, settings.capacity, row["group_key"]) != NO_RULES or is_spent_once or how.on_duplicate in REPLACE:
         insert = partial(_insert, Insert(queue, settings, how, related, one=True), row, rule)
-    if settings.shards and how.using is None and how.after is None:
-        return placement.with_fail_over(route(settings, row["reference_number"], task.payload), settings.shards, insert)
+    if settings.shards and how.using is None and (how.after is None or row["reference_number"] is not None):
+        shard = route(settings, row["reference_number"], task.payload)
+        if how.after is None:
+            return placement.with_fail_over(shard, settings.shards, insert)
+        if shard != alias:  # a call without after= would not find the task, and insert another
+            words = f"belongs in shard {shard!r}, and after= names tasks of {alias!r}. Take another, or name using=."
+            raise refused("reference", row["reference_number"], words)
     return insert(alias)
 
 

@@ -228,11 +228,13 @@ def test_what_is_on_its_way_gets_neither_signals_nor_children(settings: Any) -> 
 
     refused("marked", move_shards, ShardMove("spread", "sqlite", at_step=killed), Actor(), error=InterruptedError)
     refused("on its way to another shard", signal, task, "approved", error=SignalRefused)
-    refused("on its way", enqueue, "spread", "child", after=task, error=EnqueueError)
+    refused("on its way", enqueue, "spread", after=task, error=EnqueueError)
     assert not Step.objects.exists()
     move()
     there = Task.objects.using("sqlite").get()
     assert enqueue("spread", "child", after=there)._state.db == "sqlite"
+    parent, words = enqueue("spread", using="default"), "'child' belongs in shard 'sqlite', and after= names tasks of"
+    refused(words, enqueue, "spread", "child", after=parent, error=EnqueueError)
     assert not signal(there, "approved")
     refused("each has its own ids", signal, there.pk, "approved", queue="spread")
 
