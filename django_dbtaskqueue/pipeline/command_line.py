@@ -67,8 +67,7 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str]) -> int:
     """Run one command line of ``python -m django_dbtaskqueue.pipeline`` and return its exit code."""
     url = jobs.Argument("database_url", "the tasks' database, without a password. Default: DATABASE_URL", metavar="URL")
-    program = "python -m django_dbtaskqueue.pipeline"
-    return perform(argv, Face(program, (url,), database_of_url, sys.stdout, sys.stderr))
+    return perform(argv, Face("python -m django_dbtaskqueue.pipeline", (url,), database_of_url, sys.stdout, sys.stderr))
 
 
 def database_of_url(url: str | None) -> Database | None:
@@ -162,8 +161,7 @@ def _add(group: argparse._ActionsContainer, argument: jobs.Argument) -> None:
     # Values stay text here; the job reads them, so that every way to start it reports the same errors.
     choices = f": {', '.join(argument.choices)}" if argument.choices else ""
     again = "; may be given again" if argument.many else ""
-    text = f"{argument.help}{choices}{again}".replace("%", "%%")
-    options: dict[str, Any] = {"help": text, "dest": argument.name}
+    options: dict[str, Any] = {"help": f"{argument.help}{choices}{again}".replace("%", "%%"), "dest": argument.name}
     if argument.type is bool:
         options |= {"action": argparse.BooleanOptionalAction if argument.default else "store_true", "default": None}
     else:

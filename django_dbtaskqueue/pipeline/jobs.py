@@ -261,8 +261,7 @@ def job(name: str) -> Job:
     try:
         made: Job = pkgutil.resolve_name(f"{__package__}.{JOBS[name]}")()
     except ModuleNotFoundError as error:
-        reason = f"The job {name} needs {error.name}, which is not installed: {INSTALL_COMMAND}."
-        raise PipelineError(reason) from error
+        raise PipelineError(f"The job {name} needs {error.name}, which is not installed: {INSTALL_COMMAND}.") from error
     return made
 
 

@@ -65,8 +65,7 @@ class Erase(Job):
             unknown = [one for one in references if one not in before.references]
             facts = {"references": len(references), "references_not_found": len(unknown), "before": before.counts}
             proof: Result = {**facts, "dry_run": True} if context.dry_run else erasure.performed(before, facts)
-        other_tables = [*context.options["other_table"]]
-        more = {"not_found": unknown, "erase_here_too": other_lakes, "other_tables": other_tables}
+        more = {"not_found": unknown, "erase_here_too": other_lakes, "other_tables": [*context.options["other_table"]]}
         proof = {**proof, **{name: found for name, found in more.items() if found}}
         faults = []
         if left := [place for place, number in proof.get("after", {}).items() if number]:

@@ -117,8 +117,7 @@ class Batches:
         with self.link.transaction():
             reported = {row[0] for row in self._run(sql.lock_reported)}
             asked = {"location": self.database.location, "ids": array(sorted(reported))}
-            needed = {row[0] for row in self._run(sql.needed, **asked)} if reported else set()
-            if left := reported - needed:
+            if left := reported - {row[0] for row in self._run(sql.needed, **asked)} if reported else set():
                 self._run(sql.unwatch, ids=array(sorted(left)))
 
     def filters(self, age: timedelta, statuses: tuple[str, ...], queues: tuple[str, ...]) -> TaskFilters:
@@ -197,8 +196,7 @@ class Batches:
         self._run(sql.note_locked)
         gone = self.link.change(sql.remove_locked)
         removed = self.link.change(sql.remove_attempts) if attempts.num_rows else 0
-        stayed = self._run(sql.stayed) if gone < keys.num_rows else []
-        return Deleted(gone, removed, tuple(stayed))
+        return Deleted(gone, removed, tuple(self._run(sql.stayed) if gone < keys.num_rows else []))
 
     def resume(self, lake: Lake) -> int:
         """Take back the batches of a killed run; return how many. Raises PipelineError for one of another lake."""
@@ -259,8 +257,7 @@ class Export(NamedTuple):
             column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),  # differences, in a tenth of the bytes
         )  # fmt: skip
         sha256 = hashlib.sha256(content.getbuffer()).hexdigest()
-        path = f"{PARTITION}={day}/{self.token}-{name}-{sha256}.parquet"
-        file = DataFile(table, path, rows.num_rows, content.tell())
+        file = DataFile(table, f"{PARTITION}={day}/{self.token}-{name}-{sha256}.parquet", rows.num_rows, content.tell())
         place = self.lake.path(file)
         with writing(place):
             self.lake.store.write(file.name, content.getbuffer())

@@ -429,8 +429,7 @@ class KeptDays:
         tasks, attempts = (self._rows(table, days) for table in ("tasks", "attempts"))
         writer = partial(export.write_summaries, self.lake, {day: keys[day] for day in days})
         with Cached() as cached:
-            hours = cached.hold(T.hour_parts(tasks, self.objectives, PARTITION))
-            rows = TaskRows(tasks, attempts, hours, (PARTITION,))
+            rows = TaskRows(tasks, attempts, cached.hold(T.hour_parts(tasks, self.objectives, PARTITION)), (PARTITION,))
             parts = reduce(DataFrame.unionByName, (_as_summary(rows.part(name), name) for name in REPORT_PARTS))
             written = export.files_of(parts.repartition(len(days), PARTITION), writer)
         export.remove_out_of_date(self.lake, written)

@@ -271,8 +271,7 @@ def observed(context: Context, period: Period, kept: KeptDays) -> "tuple[reports
     mean = runs["run_seconds"] / runs["runs"]  # in microseconds
     variance = max(runs["run_squares"] / runs["runs"] - mean**2, 0.0)
     ended, attempts = sum(row["ended"] for row in rows), sum(row["attempts"] for row in rows)
-    service = Service(mean / 1_000_000 * (attempts / ended if ended else 1), variance / mean**2)
-    return rows, service, unevenness
+    return rows, Service(mean / 1_000_000 * (attempts / ended if ended else 1), variance / mean**2), unevenness
 
 
 def unevenness_of(minutes: DataFrame) -> float:

@@ -85,8 +85,7 @@ def _computed(
     objectives = context.options["objective"]
     # Three passes read the tasks, with few columns each: reading those again from the lake costs less than caching all.
     with Cached() as cached:
-        sums = cached.hold(T.hour_parts(tasks, objectives))
-        rest = TaskRows(tasks, attempts, sums)
+        rest = TaskRows(tasks, attempts, cached.hold(T.hour_parts(tasks, objectives)))
         by_hour = cached.hold(kept.part("hours", rest))
         hours, times = T.hours(by_hour), cached.hold(T.percentiles(kept.part("sketches", rest), by_hour))
         chosen = period.only(hours)

@@ -273,8 +273,7 @@ def service_levels(hours: DataFrame, times: DataFrame, *by: str, step_s: int = H
 
 def backlog(hours: DataFrame, *, step_s: int = HOUR_S) -> DataFrame:
     """Return queue, hour, and the backlog at its end (arrived, not ended), for hours with arrivals or ends."""
-    until_then = Window.partitionBy("queue").orderBy("hour")
-    waiting = F.sum(F.col("arrived") - F.col("ended")).over(until_then)
+    waiting = F.sum(F.col("arrived") - F.col("ended")).over(Window.partitionBy("queue").orderBy("hour"))
     return hours.select("queue", F.timestamp_seconds(F.col("hour") * step_s).alias("hour"), waiting.alias("backlog"))
 
 

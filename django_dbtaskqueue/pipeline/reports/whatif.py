@@ -206,8 +206,7 @@ def waits_of(served: Sequence[Served]) -> dict[str, float]:
 
 def quantiles(served: Sequence[Served], shares: Sequence[float]) -> list[float]:
     """Return for each share the least wait that this share of the tasks did not exceed; 0 without tasks."""
-    waits = [one.wait for one in served] or [0.0]
-    found: list[float] = np.quantile(waits, shares, method="inverted_cdf").tolist()
+    found: list[float] = np.quantile([one.wait for one in served] or [0.0], shares, method="inverted_cdf").tolist()
     return found
 
 

@@ -112,8 +112,7 @@ class TaskSource(datasource.DataSource):
         return self.writer(schema, overwrite=False)
 
     def _selection(self, schema: StructType) -> "Selection":
-        wanted = schema_of(self.table, schema.names)
-        for given, ours in zip(schema, wanted, strict=True):
+        for given, ours in zip(schema, schema_of(self.table, schema.names), strict=True):
             if given.dataType != ours.dataType:
                 raise PipelineError(
                     f"The column {ours.name!r} of {self.table} is of type {ours.dataType.simpleString()}, not "

@@ -308,8 +308,7 @@ class Load(NamedTuple):
 
     def _compare(self, name: str) -> None:
         stored = {number: match for number, match in self.done.items() if match["content"]}
-        changed = [number for number, match in stored.items() if match["content"] != self.contents[number]]
-        if not changed:
+        if not (changed := [number for number, match in stored.items() if match["content"] != self.contents[number]]):
             return
         before, now = max(int(match["rows"]) for match in stored.values()), self.rows
         size = f"has {now:,} rows as before" if now == before else f"had {before:,} rows and has {now:,} now"
@@ -504,5 +503,4 @@ def guessed(names: Sequence[str]) -> str:
     endings = (ending for name in names for ending in os.path.basename(name).lower().split(".")[1:])
     if known := next((FORMAT_ENDINGS[one] for one in endings if one in FORMAT_ENDINGS), None):
         return known
-    reason = f"no name says the format of {', '.join(names)}: give one of {', '.join(FORMATS)}"
-    raise JobOptionError("--format", reason)
+    raise JobOptionError("--format", f"no name says the format of {', '.join(names)}: give one of {', '.join(FORMATS)}")

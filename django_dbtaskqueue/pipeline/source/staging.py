@@ -100,8 +100,7 @@ def check_schema(schema: types.StructType, queue: str | None) -> None:
     """Refuse columns that are unknown or of a wrong type, and rows without a queue."""
     for column in (one for one in schema if one.name != ROW):
         if column.name not in COLUMNS:
-            arguments = {stored: name for name, stored in COLUMNS.items()}
-            near = near_match(arguments.get(column.name, column.name), COLUMNS)
+            near = near_match({stored: name for name, stored in COLUMNS.items()}.get(column.name, column.name), COLUMNS)
             raise PipelineError(
                 f"The DataFrame has a column {column.name!r}, which is no argument of enqueue().{near} "
                 f"Known: {', '.join(COLUMNS)}. Put other values into the payload, "
@@ -532,8 +531,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
         staged = [message for message in messages if isinstance(message, Part)]
         table = staged[0].table if staged else self.plan.table
-        once = (self.plan.once[0], batchId) if self.plan.once else None
-        finish(self.plan._replace(table=table, once=once), staged)
+        finish(self.plan._replace(table=table, once=(self.plan.once[0], batchId) if self.plan.once else None), staged)
         if table != self.plan.table:
             drop_staging(self.plan.database, self.plan.table)
 
