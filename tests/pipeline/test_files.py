@@ -45,9 +45,8 @@ def loaded(path: Path, **options: str) -> tuple[list[Any], list[Reject]]:
 @given(rows=st.lists(st.tuples(CELLS, CELLS)), sep=st.sampled_from(",;\t|"), end=st.sampled_from(["\n", "\r\n", "\r"]))
 def test_csv_comes_back_as_it_was_written(tmp_path: Path, rows: list[tuple[str, str]], sep: str, end: str) -> None:
     out = io.StringIO()
-    write = csv.writer(out, delimiter=sep, lineterminator=end)
-    if end != "\r\n":  # Python leaves a lone \r or \n as it is
-        write = csv.writer(out, delimiter=sep, lineterminator=end, quoting=csv.QUOTE_ALL)
+    quoting = csv.QUOTE_MINIMAL if end == "\r\n" else csv.QUOTE_ALL  # Python leaves a lone \r or \n as it is
+    write = csv.writer(out, delimiter=sep, lineterminator=end, quoting=quoting)
     write.writerows([("a", "b c"), *rows])
     text = out.getvalue()
     for name, content in (("x.csv", text.encode("utf-8-sig")), ("y.csv.gz", gzip.compress(text.encode()))):
@@ -68,6 +67,8 @@ COLUMNS: dict[str, tuple[pa.Array, Any]] = {
     "pandas": (pa.array([1704164645123456000], pa.timestamp("ns")), "2024-01-02T03:04:05.123456"),
     "zone": (pa.array([datetime(2024, 1, 2, 3, 4, 5, 6, UTC)]), "2024-01-02T03:04:05.000006+00:00"),
     "time": (pa.array([time(3, 4, 5, 6)]), "03:04:05.000006"),
+    "times": (pa.array([[1]], pa.list_(pa.time64("ns"))), ["00:00:00.000000001"]),
+    "duration": (pa.array([1001], pa.duration("ns")), 1.001e-6),
     "day": (pa.array([date(2024, 1, 2)]).cast(pa.date64()), "2024-01-02"),
     "money": (pa.array([Decimal("1.10")]), 1.1),
     "unsigned": (pa.array([2**64 - 1], pa.uint64()), 2**64 - 1),
@@ -83,6 +84,9 @@ def test_arrow_s_types_come_back(tmp_path: Path) -> None:
     wanted = {name: value for name, (_, value) in COLUMNS.items()}
     parquet.write_table(rows, tmp_path / "x.parquet", row_group_size=1)
     assert loaded(tmp_path / "x.parquet") == ([wanted], [])
+    times = pa.table({"at": [datetime(1600, 1, 1), datetime(9999, 12, 31)]})
+    parquet.write_table(times, tmp_path / "spark.parquet", use_deprecated_int96_timestamps=True)
+    assert [one["at"][:4] for one in loaded(tmp_path / "spark.parquet")[0]] == ["1600", "9999"]
     orc.write_table(rows.select(["nanoseconds", "zone", "nested", "map"]), tmp_path / "x.orc")
     (payload,), _ = loaded(tmp_path / "x.orc")
     assert payload == {name: wanted[name] for name in payload}

@@ -15,7 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -463,10 +463,24 @@ class Files:
 
     def _arrow_lines(self, name: str) -> Iterator[Line]:
         system, place = _file_system(name)
-        batches = dataset.dataset(place, format=self.kind, filesystem=system).to_batches(batch_size=BATCH_ROWS)
-        for number, row in enumerate((row for batch in batches for row in batch.to_struct_array()), 1):
+        # Spark's times have microseconds. As nanoseconds, Arrow's default, those before 1677 and after 2262 wrap.
+        kind = dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us") if self.kind == "parquet" else self.kind
+        source = dataset.dataset(place, format=kind, filesystem=system)
+        schema = pa.schema([one.with_type(_kept_type(one.type)) for one in source.schema])
+        batches = (batch.cast(schema).to_struct_array() for batch in source.to_batches(batch_size=BATCH_ROWS))
+        for number, row in enumerate(chain.from_iterable(batches), 1):
             text, reason = in_json(row)
             yield number, text or "", "", reason
+
+
+def _kept_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of which Python keeps each value: a time in nanoseconds is text."""
+    if not pa.types.is_nested(kind):
+        return pa.string() if kind == pa.time64("ns") else kind
+    inner = [one.with_type(_kept_type(one.type)) for one in map(kind.field, range(kind.num_fields))]
+    if pa.types.is_struct(kind):
+        return pa.struct(inner)
+    return pa.map_(*inner[0].type) if pa.types.is_map(kind) else pa.list_(inner[0])
 
 
 # -- which files -------------------------------------------------------------------------------------------------------

@@ -224,6 +224,8 @@ def as_json(value: object) -> str:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, timedelta) and (rest := getattr(value, "nanoseconds", 0)):  # as pandas has them
+        value = Decimal(value // timedelta(microseconds=1) * 1000 + rest).scaleb(-9)
     if isinstance(value, Decimal):
         number = int(value) if value == value.to_integral_value() else float(value)
         return number if Decimal(str(number)) == value else str(value)

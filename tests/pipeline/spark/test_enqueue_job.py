@@ -199,8 +199,7 @@ def test_rejects_have_line_column_value_and_reason(spark: SparkSession, database
     load |= {"rejects": str(rejects), "on_duplicate": "ignore"}
     tried = enqueue(spark, database, str(file), dry_run=True, **load)
     assert not rejects.exists() and not Task.objects.exists()
-    done = enqueue(spark, database, str(file), **load)
-    assert [*tried.values()][:3] == [*done.values()][:3] == [1, 0, len(REASONS)]
+    assert [*tried.values()][:3] == [*enqueue(spark, database, str(file), **load).values()][:3] == [1, 0, len(REASONS)]
     assert [*Task.objects.values_list("reference", flat=True)] == ["good"]
     found = [json.loads(line) for line in rejects.read_text().splitlines()]
     for one, (line, column, value, reason) in zip(found, REASONS, strict=True):

@@ -50,8 +50,7 @@ def test_broken_rules_doubles_and_the_tasks_of_a_day_are_counted(spark: SparkSes
     expected = Counter({quality.DUPLICATE_ID: 2})
     for (name, _place, _queue), number in found.items():
         expected[name] += number
-    breaks = quality.rule_breaks(tasks.toArrow())
-    assert {name: pc.sum(broken).as_py() for name, broken in breaks.items()} == expected
+    assert {name: pc.sum(broken).as_py() for name, broken in quality.rule_breaks(tasks.toArrow()).items()} == expected
     assert [tuple(row) for row in quality.twice(tasks).collect()] == [("l", 7, 2, ["lake", "task"])]
     assert {tuple(row) for row in quality.daily(tasks).collect()} == {("q", T.date(), 5), ("", T.date(), 1)}
 

@@ -165,8 +165,7 @@ def test_a_micro_batch_that_is_run_again_adds_nothing(spark: SparkSession, pg: D
         df = spark.readStream.schema("payload string").option("maxFilesPerTrigger", 1).json(str(source))
         writer = df.writeStream.format("dbtaskqueue").option("url", pg.url_without_password).option("queue", "other")
         writer = writer.option("once", "files").option("checkpointLocation", str(checkpoint))
-        query = writer.queryName("files").trigger(availableNow=True).start()  # Spark makes an option of the name
-        query.awaitTermination()
+        writer.queryName("files").trigger(availableNow=True).start().awaitTermination()  # Spark makes an option of it
 
     drain()
     noted = [*checkpoint.glob("commits/*1"), *checkpoint.glob("commits/.1.*")]

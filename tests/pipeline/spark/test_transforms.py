@@ -71,8 +71,7 @@ waiting = st.builds(row, status=live, created=seconds, waited=st.none(), ran=st.
 @pytest.mark.slow
 def test_levels_and_backlog_are_those_of_the_oracle(spark: SparkSession, rows: list[Row]) -> None:
     parts = T.hour_parts(frame(spark, rows).coalesce(1)).persist()
-    hourly = levels_of(parts, "queue", "hour")
-    found = {(one["queue"], one["hour"]): one for one in hourly.toArrow().to_pylist()}
+    found = {(one["queue"], one["hour"]): one for one in levels_of(parts, "queue", "hour").toArrow().to_pylist()}
     lines = {(one["queue"], one["hour"]): one["backlog"] for one in T.backlog(T.hours(parts)).toArrow().to_pylist()}
     parts.unpersist()
     expected = histories.levels(rows)
