@@ -9,7 +9,6 @@ import csv
 import glob
 import io
 import json
-import math
 import os
 import re
 import threading
@@ -113,7 +112,7 @@ class Enqueue(Job):
         if options["queue"] is None and "queue" not in dict(options["map"]):
             raise JobOptionError("--queue", "which queue? Give --queue NAME, or --map queue=COLUMN")
         refuse_unknown_queue("--queue", options)
-        return enqueue_chunks(context, mapped(read_input(context), dict(options["map"])))
+        return enqueue_chunks(context, read_input(context))
 
 
 def refuse_unknown_queue(flag: str, options: Options) -> None:
@@ -240,15 +239,16 @@ def _short(error: Exception) -> str:
     return str(error).split(" SQLSTATE")[0].splitlines()[0].rstrip(".")
 
 
-def enqueue_chunks(context: Context, tasks: DataFrame) -> Result:
-    """Enqueue all chunks, at most at the rate, and return the counts."""
-    options, database = context.options, context.need_database()
-    load = Load.of(context, tasks) if options["resume"] else None
-    chunks, size = (load.chunks, load.size) if load else _chunks(context, tasks)
+def enqueue_chunks(context: Context, rows: DataFrame) -> Result:
+    """Enqueue all chunks of the input, at most at the rate, and return the counts."""
+    options, mapping = context.options, dict(context.options["map"])
+    mapped(rows, mapping)  # what is wrong with it is said first
+    load = Load.of(context, rows) if options["resume"] else None
+    chunks, size = (load.chunks, load.size) if load else _chunks(context, rows)
     totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": 0}
     rejects: list[staging.Reject] = []
-    given = {**{name: options[name] for name in WRITE_OPTIONS}, **guarded(context)}
-    for number, chunk in enumerate(_split(tasks, chunks)):
+    given = {"database": context.need_database(), **{name: options[name] for name in WRITE_OPTIONS}, **guarded(context)}
+    for number, chunk in enumerate(_split(rows, chunks)):
         context.progress("enqueueing", number, chunks)
         if load and number in load.done:
             totals["chunks_done_before"] += 1
@@ -256,7 +256,7 @@ def enqueue_chunks(context: Context, tasks: DataFrame) -> Result:
         began = clock.monotonic()
         content = f"{load.contents[number]} of {load.rows}" if load else None
         once = f"{load.prefix}{chunks}" if load else None
-        done = write_tasks(chunk, database, once=once, batch=number, content=content, **given)
+        done = write_tasks(mapped(chunk, mapping), once=once, batch=number, content=content, **given)
         rejects += done.rejects
         totals["enqueued"] += done.enqueued
         totals["ignored"] += done.ignored
@@ -288,21 +288,21 @@ class Load(NamedTuple):
     done: Mapping[int, re.Match[str]]  # the ledger's entry of each finished chunk
 
     @classmethod
-    def of(cls, context: Context, tasks: DataFrame) -> "Load":
+    def of(cls, context: Context, rows: DataFrame) -> "Load":
         """Return the load, with what earlier runs have done. Raises PipelineError if rows of that have changed."""
         prefix, database = f"enqueue {context.options['resume']} /", context.need_database()
         with database.open() as link:
             entries = link.run(StagingStatements(database.tables, database.dialect).entries, {"prefix": prefix})
         found = [match for (entry,) in entries if (match := LEDGER_ENTRY.fullmatch(entry[len(prefix) :]))]
-        chunks, size = _chunks(context, tasks, int(found[-1]["chunks"]) if found else None)
+        chunks, size = _chunks(context, rows, int(found[-1]["chunks"]) if found else None)
         context.progress("comparing rows", 0, 0)
-        row = _row_hash(tasks)
-        content = F.sum(F.xxhash64(row, F.lit(context.options["queue"])).cast("decimal(38,0)"))
-        sums = tasks.groupBy(F.pmod(row, F.lit(chunks))).agg(F.count("*"), content).collect()
+        row, made = _row_hash(rows), str([context.options[name] for name in ("queue", "map")])
+        content = F.sum(F.xxhash64(row, F.lit(made)).cast("decimal(38,0)"))
+        sums = rows.groupBy(F.pmod(row, F.lit(chunks))).agg(F.count("*"), content).collect()
         contents = dict.fromkeys(range(chunks), "0 0")
-        contents |= {number: f"{rows} {int(total)}" for number, rows, total in sums}
+        contents |= {number: f"{count} {int(total)}" for number, count, total in sums}
         done = {int(match["chunk"]): match for match in found if int(match["chunks"]) == chunks}
-        load = cls(prefix, chunks, size, contents, sum(rows for _number, rows, _total in sums), done)
+        load = cls(prefix, chunks, size, contents, sum(count for _number, count, _total in sums), done)
         load._compare(context.options["resume"])
         return load
 
@@ -320,25 +320,26 @@ class Load(NamedTuple):
         )
 
 
-def _chunks(context: Context, tasks: DataFrame, number: int | None = None) -> tuple[int, int]:
+def _chunks(context: Context, rows: DataFrame, number: int | None = None) -> tuple[int, int]:
     """Return the number of chunks, if none is given, and the rows of one; 0 if all rows are one."""
     options = context.options
     size: int = options["chunk"] or (DEFAULT_CHUNK_ROWS if options["rate"] or options["resume"] else 0)
     size = min(size, options["rate"] * MAX_BURST_S) if options["rate"] else size
     if size and number is None:
         context.progress("counting rows", 0, 0)
-        number = math.ceil(tasks.count() / size)
+        number = (rows.count() - 1) // size + 1
     return max(1, number or 0), size
 
 
-def _split(tasks: DataFrame, chunks: int) -> Iterable[DataFrame]:
-    """Return the rows in chunks. A row's content decides its chunk, so that it is the same in every run."""
-    chunk = F.pmod(_row_hash(tasks), F.lit(chunks))
-    return (tasks.where(chunk == number) for number in range(chunks)) if chunks > 1 else [tasks]
+def _split(rows: DataFrame, chunks: int) -> Iterable[DataFrame]:
+    """Return the rows in chunks. What a row was in the input decides its chunk: an expression may be ``now()``."""
+    chunk = F.pmod(_row_hash(rows), F.lit(chunks))
+    return (rows.where(chunk == number) for number in range(chunks)) if chunks > 1 else [rows]
 
 
-def _row_hash(tasks: DataFrame) -> Column:
-    return F.xxhash64(*(F.to_json(F.struct(name)) for name in tasks.columns if name != ROW))
+def _row_hash(rows: DataFrame) -> Column:
+    said = [f"{ROW}.text", f"{ROW}.fault.value"] if ROW in rows.columns else map(_column, rows.columns)
+    return F.xxhash64(*(F.to_json(F.struct(one)) for one in said))
 
 
 # -- the rows of files -------------------------------------------------------------------------------------------------
@@ -361,8 +362,7 @@ class Files:
         for name in sorted(options.keys() - FORMATS[kind].keys()):
             known, near = ", ".join(FORMATS[kind]) or "none", near_match(name, FORMATS[kind])
             raise JobOptionError("--option", f"{kind} has no option {name!r}.{near} It has: {known}")
-        tabs = {"sep": "\t"} if kind == "csv" and ".tsv" in names[0].lower() else {}
-        options = {**FORMATS[kind], **tabs, **options}
+        options = {**FORMATS[kind], **({"sep": "\t"} if ".tsv" in names[0].lower() else {}), **options}
         try:
             return cls(names, kind, options, cls(names, kind, options)._columns())
         except READ_ERRORS as error:
