@@ -102,6 +102,7 @@ BAD: dict[str, tuple[bytes, int, str, str]] = {  # file: content, line, value, r
     "list.jsonl": (b"{}\n[1]\n", 2, "[1]", "is not a JSON object. Write one in each line"),
     "nan.jsonl": (b'{"a": NaN}\n', 1, '{"a": NaN}', "not JSON"),
     "twice.jsonl": (b'{"b": {"a": 1, "a": 2}}\n', 1, '{"b": {"a": 1, "a": 2}}', "the key 'a' occurs twice"),
+    "half.jsonl": (b'{"a": "\\ud800"}\n', 1, '{"a": "\\ud800"}', "surrogates not allowed"),
     "nul.jsonl": (b'{"a": "\\u0000"}\n', 1, '{"a": "\\u0000"}', "the NUL character"),
 }
 

@@ -257,10 +257,7 @@ class Erasure:
 
 
 def delete_replaced(lake: Lake) -> tuple[int, int]:
-    """Delete the replaced files of the lake at once, and other files that do not count once they are a day old.
-
-    Returns how many files were deleted, and how many do not count and are younger. Readers of older versions fail.
-    """
+    """Delete the replaced files, and others that do not count once a day old; return how many, and how many stay."""
     deleted, left = 0, 0
     for table in lake.tables():
         with writing(lake.root):

@@ -1,8 +1,7 @@
 """The job ``enqueue``: rows of files or tables become tasks, each chunk of them in one transaction.
 
 Python and Arrow read a file in a Spark task, and make a JSON object of each row, with its place. Spark's own readers
-change values: a backslash escapes quotes, all lines of JSON get one type, bytes that are no text become U+FFFD. They
-end at the first bad row, and know no line numbers. Here a row that cannot be read has a ``fault``.
+change values: a backslash escapes quotes, all lines of JSON get one type, bytes that are no text become U+FFFD.
 """
 
 import csv
@@ -41,12 +40,12 @@ GUARDS = (
     Argument("payload_max_bytes", "of a payload. Default: 1 MiB, or the project's", count, DEFAULT_LIMITS.size),
     Argument("rejects", "file for rows that cannot be tasks: JSON lines with line, column, value and reason"),
 )
-ROW_KEYS = "_keys"
+ROW_KEYS, UNREAD = "_keys", "_unread"
 WRITE_OPTIONS = ("queue", "on_duplicate", "require_reference", "max_attempts", "priority", "ttl")  # of ``write_tasks``
 DEFAULT_CHUNK_ROWS = 50_000  # of a load with a rate or a name
 MAX_BURST_S = 10  # of the rate, in one chunk
 LEDGER_ENTRY = re.compile(r"(?P<chunks>\d+)(?: (?P<content>\d+ -?\d+) of (?P<rows>\d+))? (?P<chunk>\d+)")
-MAX_LOAD_NAME_CHARS = 80  # the ledger's name holds content, too
+MAX_LOAD_NAME = 80  # characters: the ledger's name holds content, too
 TEXT_OPTIONS = {"encoding": "utf-8"}
 FORMATS: dict[str, dict[str, str]] = {  # with the options of each, and their defaults
     "csv": {"sep": ",", "quote": '"', "escape": "", "header": "true", **TEXT_OPTIONS},
@@ -63,9 +62,7 @@ READ_ERRORS = (OSError, TypeError, LookupError, StopIteration, UnicodeError, csv
 NOT_DECODED = "is not in {}. Give its encoding, as in --option encoding=latin-1"
 Line = tuple[int, str, str, str]  # its number, the JSON of its row, what it says, and why it cannot be read
 
-load_name = reader(
-    str, f"a name of at most {MAX_LOAD_NAME_CHARS} characters", lambda name: len(name) <= MAX_LOAD_NAME_CHARS
-)
+load_name = reader(str, f"a name of at most {MAX_LOAD_NAME} characters", lambda name: len(name) <= MAX_LOAD_NAME)
 
 
 class Enqueue(Job):
@@ -144,11 +141,25 @@ def read_input(context: Context) -> DataFrame:
     files = Files.of(options["input"], options["format"], dict(options["option"]))
     frame = files.frame(spark)
     if options["where"] or {value for _, value in options["map"]} != {"*"}:  # a column for each key
-        schema = StructType([StructField(name, StringType()) for name in files.columns])
-        if not files.columns:
-            schema = spark.read.json(frame.select(f"{ROW}.text").na.drop()).schema
-        frame = frame.select(F.from_json(f"{ROW}.text", schema).alias(ROW_KEYS), ROW).select(f"{ROW_KEYS}.*", ROW)
+        frame = with_columns(frame, files.columns)
     return rows_where(frame, options["where"])
+
+
+def with_columns(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return the rows with a column for each key; ``names`` are those of text. What Spark cannot read has a fault."""
+    text, schema = F.col(f"{ROW}.text"), StructType([StructField(name, StringType()) for name in names])
+    if not names:
+        schema = frame.sparkSession.read.json(frame.select(text).na.drop(), mode="DROPMALFORMED").schema
+    keys = F.from_json(text, schema.add(UNREAD, StringType()), {"columnNameOfCorruptRecord": UNREAD})
+    unread = _fault_when(F.col(UNREAD).isNotNull(), "*", F.col(UNREAD), "has a number or a key longer than Spark reads")
+    rows = frame.select(keys.alias(ROW_KEYS), ROW).select(f"{ROW_KEYS}.*", ROW)
+    return rows.withColumn(ROW, F.col(ROW).withField("fault", F.coalesce(f"{ROW}.fault", unread))).drop(UNREAD)
+
+
+def _fault_when(bad: Column, name: str, column: Column, reason: str) -> Column:
+    text = F.left(column.cast("string"), F.lit(PREVIEW_CHARS))
+    said = F.concat(F.lit(f"{name}: '"), text, F.lit(f"' {reason}"))
+    return F.when(bad, F.struct(F.lit(name).alias("column"), text.alias("value"), said.alias("reason")))
 
 
 def rows_where(frame: DataFrame, where: str | None) -> DataFrame:
@@ -161,10 +172,7 @@ def rows_where(frame: DataFrame, where: str | None) -> DataFrame:
 
 
 def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
-    """Return a column for each mapped argument of ``enqueue``; without a mapping, the columns of these names.
-
-    A value of the wrong type is null, and its row's fault. Raises JobOptionError for an unknown argument or column.
-    """
+    """Return a column for each argument of ``enqueue``: the mapped ones, or else those with its name."""
     columns = [name for name in frame.columns if name != ROW]
     if not mapping and not {"reference", "payload"} & set(columns):
         wanted = "what is a task? Give its reference, its payload or both, as in --map payload=*"
@@ -183,10 +191,7 @@ def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
         typed, lost, reason = _typed(name, column, kind)
         chosen.append(typed.alias(name))
         if reason:
-            text = F.left(column.cast("string"), F.lit(PREVIEW_CHARS))
-            said = F.concat(F.lit(f"{name}: '"), text, F.lit(f"' {reason}"))
-            fault = F.struct(F.lit(name).alias("column"), text.alias("value"), said.alias("reason"))
-            faults.append(F.when(column.isNotNull() & lost, fault))
+            faults.append(_fault_when(column.isNotNull() & lost, name, column, reason))
     if faults:
         place = [F.col(f"{ROW}.{one}").alias(one) for one in ("file", "line") if ROW in frame.columns]
         chosen.append(F.struct(*place, F.coalesce(*faults).alias("fault")).alias(ROW))
@@ -450,8 +455,10 @@ class Files:
             for number, line in enumerate(lines, 1):
                 if text := line.strip():
                     try:
-                        is_object = isinstance(json_payload.loads_exactly(text), dict)
-                        reason = "" if is_object else "is not a JSON object. Write one in each line"
+                        value = json_payload.loads_exactly(text)
+                        if "\\u" in text:
+                            as_json(value).encode()  # raises for a lone surrogate; Spark would make it a question mark
+                        reason = "" if isinstance(value, dict) else "is not a JSON object. Write one in each line"
                     except (ValueError, RecursionError) as error:
                         reason = f"is not JSON: {error}"
                     yield number, text, text, reason
