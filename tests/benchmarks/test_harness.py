@@ -21,8 +21,7 @@ def readings(*values: float) -> Case:
 
 def test_a_figure_is_compared_run_by_run_and_a_limit_is_a_least_or_a_most() -> None:
     cases = {"raw": readings(10, 20, 5), "ours": readings(11, 24, 4)}
-    scenario = Scenario("drain", "Drain", cases, [Target("more", "ours", "tasks/s", 1.2, "raw")])
-    (verdict,) = take(scenario, 3).verdicts()
+    (verdict,) = take(Scenario("drain", "Drain", cases, [Target("more", "ours", "tasks/s", 1.2, "raw")]), 3).verdicts()
     assert (sorted(verdict.values), verdict.words) == ([0.8, 1.1, 1.2], "missed by 8%")
     limits = ((5, False, "met"), (20, False, "missed by 50%"), (5, True, "missed by 100%"), (10, True, "met"))
     targets = [Target("limit", "ours", "tasks/s", limit, most=most) for limit, most, _ in limits]

@@ -66,8 +66,7 @@ def test_what_killed_pollers_held_runs_in_children_and_holds_nobody_up(start: St
     held = Task.objects.exclude(queue="ledger")
     for queue in ALONE[:2]:
         enqueue_many(queue, [{"payload": payload}] * TASKS)
-    options = ("--name", "same", "--threads", str(TASKS))
-    victims = [start(*options, queue=queue) for queue in ALONE[:2]]
+    victims = [start("--name", "same", "--threads", str(TASKS), queue=queue) for queue in ALONE[:2]]
     until(lambda: len(lines(mark)) == orphans)
     for victim in victims:
         victim.signal(signal.SIGKILL)

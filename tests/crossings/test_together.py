@@ -200,8 +200,7 @@ class Mixture:
     def checkout(self) -> None:
         queue = self.queue()
         alias = self.random.choice(ALIASES) if queue in SHARDED else self.alias
-        manager = model_for(queue).objects.db_manager(alias)
-        self.leases += manager.checkout(queue, poller_instance="by hand", limit=3)
+        self.leases += model_for(queue).objects.db_manager(alias).checkout(queue, poller_instance="by hand", limit=3)
 
     def settle(self) -> None:
         if self.leases:

@@ -193,8 +193,7 @@ class Reader(Typist):
         if name == "runtaskpipeline" and any(word.startswith("spark://") for word in words):
             words = [*words, "--explain"]  # there is no such cluster here; tests/pipeline/test_cluster.py has one
         if name == "runtaskpoller" or self.in_project:
-            program = "manage.py" if self.in_project else str(REPOSITORY / "manage.py")
-            return self.run([sys.executable, program, *words])
+            return self.run([sys.executable, "manage.py" if self.in_project else str(REPOSITORY / "manage.py"), *words])
         said = io.StringIO()
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             try:

@@ -91,8 +91,7 @@ def test_each_command_is_one_of_ours_and_ends_before_it_is_killed() -> None:
 @pytest.mark.parametrize("name", ["systemd", "docker", "compose", "kubernetes"])
 def test_a_command_starts_a_poller_that_ends_when_asked(name: str, postgres_process_database: ProcessDatabase) -> None:
     port = free_port()
-    given = [*options(name), "--metrics-port", str(port)]
-    with runtaskpoller(postgres_process_database, *given) as poller:
+    with runtaskpoller(postgres_process_database, *options(name), "--metrics-port", str(port)) as poller:
         until(lambda: "Probes and metrics" in poller.log or poller.code is not None)
         for path in [CONTAINER[f"{kind}Probe"]["httpGet"]["path"] for kind in PROBES]:
             until(lambda path=path: status(port, path.removeprefix("/healthz/")) == 200)  # type: ignore[misc]

@@ -74,8 +74,7 @@ def test_the_page_of_reasons_has_each_code() -> None:
 
 
 def log_lines() -> Iterator[str]:
-    calls = [node for one in MODULES if "logg" in one.text for node in one.nodes if isinstance(node, ast.Call)]
-    for call in calls:
+    for call in [node for one in MODULES if "logg" in one.text for node in one.nodes if isinstance(node, ast.Call)]:
         said = call.args and re.search(r"\b(info|warning|error|exception|log)$", ast.unparse(call.func))
         if said and isinstance(call.args[0], ast.Constant):
             yield re.sub(r"%(?:\.\d+)?[srgfd]", "…", str(call.args[0].value))

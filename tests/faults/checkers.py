@@ -100,8 +100,7 @@ class Evidence:
     @cached_property
     def by_queue(self) -> Counter[str]:
         """How many tasks were enqueued, and moved to a shard."""
-        changes = (*self.history, *self.moved)
-        return Counter(change.queue for change in changes if change.old_status is None)
+        return Counter(change.queue for change in (*self.history, *self.moved) if change.old_status is None)
 
     @cached_property
     def own(self) -> set[int]:
@@ -492,8 +491,7 @@ def slow_return(evidence: Evidence) -> Iterator[str]:
     """When the database is back, the next task is taken soon, unless the next outage comes first."""
     limit = RETURN_S * evidence.slowness
     for moment, waited in first_checkouts(evidence).items():
-        cut_short = any(moment <= began <= moment + limit for began, _ in evidence.outages)
-        if waited > limit and not cut_short:
+        if waited > limit and not any(moment <= began <= moment + limit for began, _ in evidence.outages):
             yield f"the first checkout came {waited:.1f} s after the database, more than {limit:.1f} s"
 
 

@@ -154,8 +154,7 @@ def test_the_statement_stays_prepared_as_the_ids_grow() -> None:
         for number in (1, 2**15, 2**31):
             cursor.watermarks = {0: ("-infinity", number)}
             assert take_one(cursor, session=session) == []
-        checkouts = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE 'UPDATE %%'"
-        assert session.run(checkouts, {}) == [(1,)]
+        assert session.run("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE 'UPDATE %%'", {}) == [(1,)]
 
 
 def test_when_nothing_stands_behind_the_watermarks_it_scans_before_it_is_due() -> None:

@@ -271,8 +271,7 @@ def test_a_transaction_by_hand_can_enqueue_and_settle(alias: str, heard: list[st
 @pytest.fixture
 def site(settings: Any) -> Iterator[str]:
     """A database that is not one of a test run, so that a notifier keeps its connection."""
-    name = urlsplit(settings.SERVER_URL).path.removeprefix("/")
-    with alias_beside("site", NAME=name, CONN_MAX_AGE=None) as alias:
+    with alias_beside("site", NAME=urlsplit(settings.SERVER_URL).path.removeprefix("/"), CONN_MAX_AGE=None) as alias:
         yield alias
 
 

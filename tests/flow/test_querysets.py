@@ -120,8 +120,7 @@ def test_no_query_of_a_verb_reads_the_table_twice(verb: str) -> None:
 @pytest.mark.parametrize("to", ["history", "delete"])
 def test_housekeep_takes_finished_tasks_of_that_age_or_older(alias: str, to: str) -> None:
     now = timezone.now()
-    ages = {"older": 3 * DAY, "exact": DAY, "younger": DAY - timedelta(minutes=5)}
-    for name, age in ages.items():
+    for name, age in {"older": 3 * DAY, "exact": DAY, "younger": DAY - timedelta(minutes=5)}.items():
         make_task(COMPLETED, reference=name, finish_time=now - age, using=alias)
     # Without a finish time a task ages by its last update
     make_task(ERROR, reference="failed", finish_time=None, using=alias)

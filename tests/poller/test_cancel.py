@@ -111,8 +111,7 @@ def test_the_others_of_a_batch_start_again_uncharged(deaf: Deaf, gate: Gate, set
 
 def test_a_task_that_settled_itself_may_go_on(tmp_path: Path, lost: list[int]) -> None:
     """Its row is gone by its own doing when pollers look for lost leases."""
-    paths = {name: str(tmp_path / name) for name in ("settled", "until", "end")}
-    enqueue("apart", "own", {"do": "linger", **paths})
+    enqueue("apart", "own", {"do": "linger", **{name: str(tmp_path / name) for name in ("settled", "until", "end")}})
     other = enqueue("apart", "other", {"do": "check", "end": str(tmp_path / "other"), "mark": str(tmp_path / "mark")})
     with polling({"apart": 1}, threads=2):
         until(lambda: (tmp_path / "settled").exists() and (tmp_path / "mark").exists())

@@ -120,8 +120,7 @@ def test_of_a_queue_without_timing_data_few_are_taken() -> None:
         try:
             until(lambda: len(poller.running()) == 2)
             for _ in range(20):  # a poller that takes more does so at once
-                held = Counter(lease.queue for lease in poller.settler.held.copy())
-                assert max(held.values()) <= 4
+                assert max(Counter(lease.queue for lease in poller.settler.held.copy()).values()) <= 4
                 let_others_start()
         finally:
             go.set()

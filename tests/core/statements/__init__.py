@@ -79,8 +79,7 @@ def _of(group: Group, title: str) -> Iterator[tuple[str, str]]:
         full = f"{title}.{name}"
         if {name, full} & (ONLY_SQLITE if group.dialect.vendor == "postgresql" else ONLY_POSTGRESQL):
             continue
-        member = getattr(type(group), name)
-        if isinstance(member, str | cached_property | property):
+        if isinstance(getattr(type(group), name), str | cached_property | property):
             yield from _texts(full, getattr(group, name))
             continue
         for arguments in VARIANTS[full]:
