@@ -111,8 +111,7 @@ def ended_minutes(points: list[queue_stats.Point]) -> list[queue_stats.Point]:
 def _figure(value: float | None) -> str:
     if value is None:
         return cells.EMPTY_VALUE
-    digits = 0 if value >= 100 else 1 if value >= 10 else 3
-    return number_format(round(value, digits), force_grouping=True)
+    return number_format(round(value, 0 if value >= 100 else 1 if value >= 10 else 3), force_grouping=True)
 
 
 def _count_column(status: Status | None = None) -> cells.Column:

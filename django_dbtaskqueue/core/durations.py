@@ -251,8 +251,7 @@ def thousands(value: float | None) -> str:
     """Return a number with its thousands apart; a fraction below 1,000 has three digits."""
     if value is None:
         return UNKNOWN
-    is_small_fraction = isinstance(value, float) and abs(value) < 1000
-    return f"{value:.3g}" if is_small_fraction else f"{value:,.0f}"
+    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
 
 
 def percent(share: float | None) -> str:

@@ -444,8 +444,7 @@ def statements_of(model: type[AbstractTask], vendor: str) -> Statements:
     quote = '"{}"'.format
     fields = {field.name: str(field.column) for field in model._meta.concrete_fields}
     renamed = {one.db: quote(fields[one.name]) for one in TASK_COLUMNS if fields[one.name] != one.db}
-    tables = Tables(quote(model._meta.db_table), columns=renamed)
-    return Statements(tables, DIALECTS.get(vendor, SQLITE))
+    return Statements(Tables(quote(model._meta.db_table), columns=renamed), DIALECTS.get(vendor, SQLITE))
 
 
 def asynchronous(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:

@@ -186,8 +186,7 @@ def _raise_duplicate(
     tasks = session.model._default_manager.using(session.connection.alias)
     holder = tasks.filter(queue=queue, reference__in=named).exclude(pk__in=written.ids).first()
     if holder is None:  # its task has left the table, or went after the insert
-        status = LEFT_TABLE if written.spent else None
-        raise DuplicateTask(queue, named.most_common(1)[0][0], status=status, rule=words)
+        raise DuplicateTask(queue, named.most_common(1)[0][0], status=LEFT_TABLE if written.spent else None, rule=words)
     is_same = (holder.reference, holder.group_key) in ((row["reference_number"], row["group_key"]) for row in rows)
     moves = insert.how.on_duplicate in REPLACE and not is_same
     raise DuplicateTask(

@@ -303,8 +303,7 @@ def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Decid
 
 def _shared_out(value: Any, leases: list[Lease]) -> list[Decidable | None]:
     """Return each task's outcome: its own of a list, or the one for all; None where it is settled already."""
-    pairs = zip(leases, _each(value, leases), strict=True)
-    return [None if lease.settled else as_outcome(own) for lease, own in pairs]
+    return [None if lease.settled else as_outcome(own) for lease, own in zip(leases, _each(value, leases), strict=True)]
 
 
 def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:

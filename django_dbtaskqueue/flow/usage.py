@@ -307,8 +307,7 @@ def delete_old(alias: str) -> int:
     """Delete metrics and groups of failures that are older than three months; return how many rows went."""
     limit = Now() - METRICS_MAX_AGE
     old = MinuteCount.objects.using(alias).filter(kind__in=(OUTCOME, FAILURE), minute__lt=limit)
-    groups = FailureGroup.objects.using(alias).filter(last_seen__lt=limit)
-    return sum(rows.delete()[0] for rows in (old, groups))
+    return sum(rows.delete()[0] for rows in (old, FailureGroup.objects.using(alias).filter(last_seen__lt=limit)))
 
 
 def _crowded(session: Session, kind: str, level: Level) -> list[datetime]:

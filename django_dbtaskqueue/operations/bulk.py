@@ -158,11 +158,10 @@ def put_back(operation: BulkOperation, actor: Actor, reason: str = "") -> BulkOp
     permissions.check_cancel(operation, verb_of(operation), actor)
     if refusal := why_not_put_back(operation):
         raise OperationRefused(refusal)
-    changes = operation.changes.using(operation._state.db).filter(skip_reason="")
-    done = changes.aggregate(first=Min("pk"), last=Max("pk"))
+    ids = operation.changes.using(operation._state.db).filter(skip_reason="").aggregate(first=Min("pk"), last=Max("pk"))
     request = ActionRequest(PUT_BACK, reason.strip(), query=operation.query)
     options = {**request.options.to_json(), "operation": operation.pk, "verb": operation.verb}
-    given = {"first_id": done["first"] - 1, "last_id": done["last"], "estimate": operation.changed}
+    given = {"first_id": ids["first"] - 1, "last_id": ids["last"], "estimate": operation.changed}
     return _ordered(_tasks(operation), request, actor, options=options, **given)
 
 

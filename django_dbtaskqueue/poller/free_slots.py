@@ -74,8 +74,7 @@ class Executors:
         self.placed |= executors
         one, plain = len(processors) < 2, all(processor.plain for processor in processors)
         executor = next(iter(executors)) if one and plain else None
-        one_limit = one or (len(executors) == 1 and plain)
-        queue.placement = Placement(found, processors, executors, executor, one_limit)
+        queue.placement = Placement(found, processors, executors, executor, one or (len(executors) == 1 and plain))
         return queue.placement
 
     def slots(self, queues: Iterable[str]) -> int:

@@ -175,8 +175,7 @@ class Heartbeat:
         for queue in self._poller.queues.values():
             if queue.port.alias == alias:
                 queue.cursor.others, queue.cursor.shares = others[queue.name], shares
-        interval = conf.settings().heartbeat.total_seconds()
-        return max(_spread(interval), (clock.monotonic() - began) / RESCUE_TIME_SHARE)
+        return max(_spread(conf.settings().heartbeat.total_seconds()), (clock.monotonic() - began) / RESCUE_TIME_SHARE)
 
     def _run_command(self, alias: str) -> None:
         rows = models.Poller.objects.using(alias).filter(pk=self._poller.instance).exclude(requested_command="")

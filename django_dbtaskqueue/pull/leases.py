@@ -143,5 +143,4 @@ def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
 
 def _processor(task: Lease, settings: conf.QueueSettings) -> Processor:
     """Return the processor of the task, for the type of the payload and the retry policy."""
-    known = registry.find(task.queue, task.payload_type)
-    return known or Processor(task.queue, lambda _: None, policy=settings.retry)
+    return registry.find(task.queue, task.payload_type) or Processor(task.queue, lambda _: None, policy=settings.retry)

@@ -406,8 +406,7 @@ def page_of(
 def _in_window(rows: Rows, ids: list[int], size: int, before: int | None) -> tuple[Page, int]:
     """Return the page of these ids, and how many of them were read: fewer where long texts make them slow."""
     while len(ids) > MIN_WINDOW_ROWS:
-        part = partial(whole_page, _of_window(rows, ids), size, before=before)
-        if found := in_time(rows.db, WINDOW_TIMEOUT, part):
+        if found := in_time(rows.db, WINDOW_TIMEOUT, partial(whole_page, _of_window(rows, ids), size, before=before)):
             return found, len(ids)
         ids = ids[: max(len(ids) // 8, MIN_WINDOW_ROWS)]
     return whole_page(_of_window(rows, ids), size, before=before), len(ids)

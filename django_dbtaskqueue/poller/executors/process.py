@@ -181,8 +181,7 @@ class Child(Channel):
         context = get_context("spawn")
         ours, theirs = context.Pipe()
         super().__init__(ours)
-        databases = {alias: connections.settings[alias]["NAME"] for alias in connections}
-        arguments = [served, theirs, databases]
+        arguments = [served, theirs, {alias: connections.settings[alias]["NAME"] for alias in connections}]
         self._process = context.Process(target=_enter, args=arguments, name="dbtaskqueue-process", daemon=True)
         self._process.start()
         self._pid = self._process.pid or 0  # also that of its process group
