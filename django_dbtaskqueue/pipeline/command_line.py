@@ -40,7 +40,7 @@ COMMON = (
     jobs.Argument("conf", "a Spark setting", jobs.pair, many=True),
     jobs.Argument("explain", "say what would be done, and do nothing", bool, False),
     jobs.Argument("dry_run", "do everything but write", bool, False),
-    jobs.Argument("json", "write the result as JSON to a file, or to the output with -", metavar="FILE"),
+    jobs.Argument("json", "write the result as JSON to a file, or to the output with -", jobs.writable, metavar="FILE"),
     jobs.Argument("quiet", "no progress", bool, False),
 )
 

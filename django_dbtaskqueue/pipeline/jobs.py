@@ -51,10 +51,7 @@ JOBS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Argument:
-    """One option of a job: ``on_duplicate`` here and in Python is ``--on-duplicate`` on the command line.
-
-    ``type`` reads text and raises ValueError with a reason; ``bool`` makes a flag. ``many`` values are a tuple.
-    """
+    """One option. ``type`` reads text, or raises ValueError with a reason; ``bool`` is a flag, ``many`` a tuple."""
 
     name: str
     help: str
@@ -118,6 +115,14 @@ share = reader(
     'a share. Write a percentage, as in "99.9%", or a number between 0 and 1',
     lambda number: 0 <= number <= 1,
 )
+
+
+def writable(name: str) -> str:
+    """Return the name of a file. Raises ValueError if it cannot be written, which the end of a job is too late for."""
+    folder = next(one for one in Path(name).absolute().parents if one.exists())
+    if name != "-" and (not folder.is_dir() or not os.access(folder, os.W_OK) or Path(name).is_dir()):
+        raise ValueError(f"{name!r} is not a file that can be written. Give another place")
+    return name
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -104,6 +104,7 @@ def test_wrong_words_are_explained() -> None:
         (["echo", "--txt", "a"], "unrecognized arguments: --txt a. run echo --help shows the options"),
         (["echo", "--text"], "expected one argument"),
         (["explain"], "which job?"),
+        (["echo", "--json", f"{__file__}/x"], "x' is not a file that can be written. Give another place"),
         (["echo", "--conf", "a"], "--conf: 'a' is not NAME=VALUE"),
         (["echo", "--database-url", "postgresql://me:sesame@db/x"], "can read a password in the process list"),
         (["report", "--since", "soon"], "--since: 'soon' is neither a time"),

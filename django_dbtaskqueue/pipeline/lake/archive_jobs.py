@@ -357,7 +357,7 @@ class Replay(Job):
         enqueued = "would_enqueue" if context.dry_run else "enqueued"
         counts = {"chosen": number, enqueued: report.enqueued, "already_there": report.ignored}
         shown = {"first": [name for (name,) in first]} if first else {}
-        result = {**counts, **rejected(context, report.rejects), **shown}
+        result = {**counts, **rejected(context, report.rejects, "w"), **shown}
         if report.rejects and not options["rejects"]:
             one = report.rejects[0]
             reason = f"The first, {one.queue}/{one.reference}: {one.reason}. --rejects FILE lists them"

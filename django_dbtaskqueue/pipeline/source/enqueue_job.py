@@ -29,7 +29,7 @@ from django_dbtaskqueue.core.durations import clock, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, reader, write_whole
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, reader, writable
 from django_dbtaskqueue.pipeline.source import staging, write_tasks
 from django_dbtaskqueue.pipeline.source.staging import PREVIEW_CHARS, ROW, as_json, in_json
 
@@ -38,7 +38,7 @@ __all__ = ["Enqueue"]
 GUARDS = (
     Argument("known_queue", "a queue that exists; others are refused. Default: any, or the project's", many=True),
     Argument("payload_max_bytes", "of a payload. Default: 1 MiB, or the project's", count, DEFAULT_LIMITS.size),
-    Argument("rejects", "file for rows that cannot be tasks: JSON lines with line, column, value and reason"),
+    Argument("rejects", "file for rows that cannot be tasks: JSON lines with line, column, value and reason", writable),
 )
 ROW_KEYS, UNREAD = "_keys", "_unread"
 WRITE_OPTIONS = ("queue", "on_duplicate", "require_reference", "max_attempts", "priority", "ttl")  # of ``write_tasks``
@@ -139,6 +139,9 @@ def read_input(context: Context) -> DataFrame:
     if options["table"]:
         return rows_where(spark.table(options["table"]), options["where"])
     files = Files.of(options["input"], options["format"], dict(options["option"]))
+    for name in ("rejects", "json"):
+        if os.path.realpath(options.get(name) or "") in map(os.path.realpath, files.names):
+            raise JobOptionError(f"--{name}", f"{options[name]} is an input. Give another place")
     frame = files.frame(spark)
     if options["where"] or {value for _, value in options["map"]} != {"*"}:  # a column for each key
         frame = with_columns(frame, files.columns)
@@ -250,19 +253,19 @@ def enqueue_chunks(context: Context, rows: DataFrame) -> Result:
     mapped(rows, mapping)  # what is wrong with it is said first
     load = Load.of(context, rows) if options["resume"] else None
     chunks, size = (load.chunks, load.size) if load else _chunks(context, rows)
-    totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": 0}
-    rejects: list[staging.Reject] = []
+    before = len(load.done) if load else 0
+    totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": before}
+    place = rejected(context, (), "a" if before else "w")
     given = {"database": context.need_database(), **{name: options[name] for name in WRITE_OPTIONS}, **guarded(context)}
     for number, chunk in enumerate(_split(rows, chunks)):
         context.progress("enqueueing", number, chunks)
         if load and number in load.done:
-            totals["chunks_done_before"] += 1
             continue
         began = clock.monotonic()
         content = f"{load.contents[number]} of {load.rows}" if load else None
         once = f"{load.prefix}{chunks}" if load else None
         done = write_tasks(mapped(chunk, mapping), once=once, batch=number, content=content, **given)
-        rejects += done.rejects
+        totals["rejected"] += rejected(context, done.rejects)["rejected"]
         totals["enqueued"] += done.enqueued
         totals["ignored"] += done.ignored
         totals["chunks_done_before"] += done.repeated
@@ -270,15 +273,17 @@ def enqueue_chunks(context: Context, rows: DataFrame) -> Result:
             threading.Event().wait(max(0.0, size / options["rate"] - (clock.monotonic() - began)))
     if context.dry_run:
         totals = {"would_enqueue": totals.pop("enqueued"), **totals}
-    return {**totals, **rejected(context, rejects)}
+    return {**totals, **place, "rejected": totals["rejected"]}
 
 
-def rejected(context: Context, rejects: Sequence[staging.Reject]) -> Result:
-    """Write the rejects of a job into their file; return their number and the file."""
+def rejected(context: Context, rejects: Sequence[staging.Reject], mode: str = "a") -> Result:
+    """Append rejects to their file, or begin it with the mode ``w``; return their number and the file."""
     found, file = {"rejected": len(rejects)}, context.options["rejects"]
     if not file or context.dry_run:
         return found
-    write_whole(Path(file), "".join(f"{json.dumps(one._asdict(), ensure_ascii=False)}\n" for one in rejects))
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    with Path(file).open(mode, encoding="utf-8") as out:
+        out.writelines(f"{json.dumps(one._asdict(), ensure_ascii=False)}\n" for one in rejects)
     return {**found, "rejects": file}
 
 

@@ -520,10 +520,7 @@ def plan_of(database: Database, schema: types.StructType, options: Mapping[str, 
 
 @dataclass
 class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
-    """A bulk enqueue: one write, or the micro-batch ``batchId``, unless the ledger has it: Spark may repeat it.
-
-    Of a stream Spark makes one writer for the tasks and another for the commit, and each has made a staging table.
-    """
+    """A bulk enqueue. Of a stream Spark makes a writer for the tasks and one for the commit, each with its table."""
 
     plan: Plan
 

@@ -53,6 +53,11 @@ def references() -> set[str | None]:
     return set(Task.objects.values_list("reference", flat=True))
 
 
+def stop(stage: str, done: int, total: int) -> None:
+    if stage == "enqueueing" and done == 1:
+        raise KeyboardInterrupt
+
+
 @pytest.mark.usefixtures("pg")
 def test_a_stopped_load_goes_on_unless_rows_of_finished_chunks_changed(spark: SparkSession, tmp_path: Path) -> None:
     mapping = ("reference=flight", "run_at=now() + interval 1 hour")  # another time for each chunk
@@ -65,10 +70,6 @@ def test_a_stopped_load_goes_on_unless_rows_of_finished_chunks_changed(spark: Sp
         """Run the job as its command does, on the running session; return its output."""
         words = [word for name, value in {**load, **options}.items() for word in (f"--{name}", value)]
         return output_of("runtaskpipeline", "enqueue", *words, "--map", mapping[0], "--map", mapping[1], "--quiet")
-
-    def stop(stage: str, done: int, total: int) -> None:
-        if stage == "enqueueing" and done == 1:
-            raise KeyboardInterrupt
 
     context = Enqueue.context(database=database_of_alias(None), spark=spark, progress=stop, map=mapping, **load)
     write(*(f"UA{number}" for number in range(20)))
@@ -108,6 +109,15 @@ def test_bad_rows_are_set_aside_or_stop_the_job(spark: SparkSession, pg: Databas
     assert {one["reference"] for one in lines if one["reason"]} == {"B", None}
 
 
+def test_rejects_of_a_stopped_load_stay(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("\n".join(["p", *"abcdefghij"]))
+    load = {"map": "priority=p", "rejects": str(tmp_path / "rejects"), "resume": "x", "chunk": 5}
+    with pytest.raises(KeyboardInterrupt):
+        enqueue(spark, sqlite, str(tmp_path / "x.csv"), progress=stop, **load)
+    assert enqueue(spark, sqlite, str(tmp_path / "x.csv"), **load)["rejected"] < 10
+    assert {json.loads(line)["value"] for line in (tmp_path / "rejects").read_text().splitlines()} == {*"abcdefghij"}
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"map": ("reference=flite",)}, r"--map reference=flite: .*Did you mean 'flight'\? The columns are flight"),
     ({"map": ("referenze=flight",)}, r"a task has no 'referenze'\. Did you mean 'reference'"),
@@ -116,6 +126,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, r"what is a task\? Give its reference, its payload"),
     ({"queue": None}, "which queue"),
     ({"queue": "claim", "known_queue": ("claims",)}, r"unknown queue 'claim'\. Did you mean 'claims'"),
+    ({"map": ("payload=*",), "rejects": f"{__file__}/x"}, "--rejects: .*is not a file that can be written"),
+    ({"map": ("payload=*",), "input": __file__, "format": "text", "rejects": __file__}, "--rejects: .* is an input"),
     ({"input": None}, "give either files with --input, or a table with --table"),
 ]
 
