@@ -30,8 +30,7 @@ HOSTILE = settings(max_examples=50, suppress_health_check=[HealthCheck.function_
 
 
 def loaded(path: Path, **options: str) -> tuple[list[Any], list[Reject]]:
-    payloads: list[Any] = []
-    rejects: list[Reject] = []
+    payloads, rejects = list[Any](), list[Reject]()
     files = Files.of([str(path)], None, options)
     for batch in files([pa.record_batch({"id": [*range(len(files.names))]})]):
         row = batch.column(ROW)
@@ -126,6 +125,12 @@ def test_nan_is_a_reject_and_bytes_are_base64(tmp_path: Path) -> None:
     payloads, (reject,) = loaded(tmp_path / "x.parquet")
     assert payloads == [{"a": 1.5, "b": "eA=="}]
     assert (reject.line, reject.column) == (2, "payload") and "NaN" in reject.reason
+
+
+def test_large_rows_come_in_small_batches(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(f'{{"a": "{"x" * 10 * 2**20}"}}\n' * 3)
+    batches = Files.of([str(tmp_path)], None, {})([pa.record_batch({"id": [0]})])
+    assert [batch.num_rows for batch in batches] == [2, 1]
 
 
 def test_a_path_is_a_name_first_and_then_a_pattern(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ FORMATS: dict[str, dict[str, str]] = {  # with the options of each, and their de
 FORMAT_ENDINGS = {**{name: name for name in FORMATS}, "jsonl": "json", "ndjson": "json", "tsv": "csv", "txt": "text"}
 FAULT = pa.struct([(name, pa.string()) for name in ("column", "value", "reason")])
 ROW_TYPE = pa.struct([("file", pa.string()), ("line", pa.int64()), ("text", pa.string()), ("fault", FAULT)])
-BATCH_ROWS = 10_000
+BATCH_ROWS, BATCH_CHARS = 10_000, 16 * 2**20
 READ_ERRORS = (OSError, TypeError, LookupError, StopIteration, UnicodeError, csv.Error, pa.ArrowException)
 NOT_DECODED = "is not in {}. Give its encoding, as in --option encoding=latin-1"
 Line = tuple[int, str, str, str]  # its number, the JSON of its row, what it says, and why it cannot be read
@@ -405,9 +405,14 @@ class Files:
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for name in (self.names[number] for batch in numbers for number in batch.column(0).to_pylist()):
-            rows = self.rows(name)
-            while some := list(islice(rows, BATCH_ROWS)):
-                yield pa.RecordBatch.from_arrays([pa.array(some, ROW_TYPE)], [ROW])
+            some: list[dict[str, object]] = []
+            size = 0
+            for row in chain(self.rows(name), [{}]):
+                if some and (not row or len(some) == BATCH_ROWS or size > BATCH_CHARS):
+                    yield pa.RecordBatch.from_arrays([pa.array(some, ROW_TYPE)], [ROW])
+                    some, size = [], 0
+                some.append(row)
+                size += len(str(row.get("text")))
 
     def rows(self, name: str) -> Iterator[dict[str, object]]:
         parse: Callable[[str], Iterator[Line]] = getattr(self, f"_{self.kind}_lines", self._arrow_lines)

@@ -154,16 +154,14 @@ def test_the_format_is_in_the_name() -> None:
 
 # -- files: payloads as they were written, rejects with line, column and value, and an honest dry run ------------------
 LINES = ['{"a": 1, "n": {"z": 1.50}}', '{"a": "x"}', '{"a": 2.5, "n": [1]}', '{"a": %s}' % ("1" * 43), '{"b": null}']
+PAYLOADS = {
+    "payload=*": LINES,
+    "payload=a,n": [json.dumps({key: json.loads(line).get(key) for key in "an"}) for line in LINES],
+    "payload=n": ['{"z": 1.5}', None, "[1]", None, None],
+}
 
 
-@pytest.mark.parametrize(
-    ("mapping", "wanted"),
-    [
-        ("payload=*", LINES),
-        ("payload=a,n", [json.dumps({key: json.loads(line).get(key) for key in "an"}) for line in LINES]),
-        ("payload=n", ['{"z": 1.5}', None, "[1]", None, None]),
-    ],
-)
+@pytest.mark.parametrize(("mapping", "wanted"), PAYLOADS.items(), ids=PAYLOADS)
 def test_payloads_of_lines(spark: SparkSession, sqlite: Database, tmp_path: Path, mapping: str, wanted: Any) -> None:
     (tmp_path / "x.jsonl").write_text("\n".join(LINES))
     enqueue(spark, sqlite, str(tmp_path / "x.jsonl"), map=(mapping,))
