@@ -182,8 +182,7 @@ def note_failure(error: BaseException, alias: str) -> None:
     """
     use = database_use.get()
     use.doubtful = use.doubtful or (isinstance(error, Exception) and not is_about_data(error))
-    ours = use.dead is None and isinstance(error, OperationalError | InterfaceError)
-    trace = error.__traceback__ if ours else None
+    trace = error.__traceback__ if use.dead is None and isinstance(error, OperationalError | InterfaceError) else None
     while trace is not None:
         if trace.tb_frame.f_code in _CONNECTS and trace.tb_frame.f_locals["self"].alias == alias:
             use.dead = True

@@ -313,9 +313,8 @@ def delete_old(alias: str) -> int:
 def _crowded(session: Session, kind: str, level: Level) -> list[datetime]:
     """Return the beginnings of spans in which one queue has several rows of a name."""
     now = session.now()
-    last = now.timestamp() - level.age.total_seconds()
     # Whole spans only: otherwise a span would be rolled up again and again while it ages.
-    end = datetime.fromtimestamp(last // level.seconds * level.seconds, tz=UTC)
+    end = datetime.fromtimestamp((now.timestamp() - level.age.total_seconds()) // level.seconds * level.seconds, tz=UTC)
     params = {
         "kind": kind,
         "step": level.seconds,

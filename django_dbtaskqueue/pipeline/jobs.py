@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from django_dbtaskqueue.pipeline.lake import State
+    from django_dbtaskqueue.pipeline.source.staging import Reject
 
 __all__ = ["Argument", "Context", "Job"]
 
@@ -292,3 +293,14 @@ def write_whole(file: Path, text: str) -> None:
         put(file, text)
     except OSError as error:
         raise PipelineError(f"{file} cannot be written: {error.strerror}. Give another place.") from error
+
+
+def rejected(context: Context, rejects: "Sequence[Reject]", mode: str = "a") -> Result:
+    """Append rejects to their file, or begin it with the mode ``w``; return their number and the file."""
+    found, file = {"rejected": len(rejects)}, context.options["rejects"]
+    if not file or context.dry_run:
+        return found
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    with Path(file).open(mode, encoding="utf-8") as out:
+        out.writelines(f"{json.dumps(one._asdict(), ensure_ascii=False)}\n" for one in rejects)
+    return {**found, "rejects": file}

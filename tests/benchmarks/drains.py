@@ -129,8 +129,7 @@ def lost_at_the_start(began: float, settles: Sequence[tuple[float, int]]) -> flo
     for at, count in settles:
         done += count
         if done >= total / 10:
-            per_task = (settles[-1][0] - at) / max(1, total - done)
-            return 1000 * (at - began - per_task * done)
+            return 1000 * (at - began - (settles[-1][0] - at) / max(1, total - done) * done)
 
 
 def _of_server(server: Server, span: Span, before: dict[str, float], table: str, done: float) -> dict[str, float]:

@@ -22,8 +22,7 @@ def test_a_postgres_url_names_what_libpq_does_not_find_itself() -> None:
         (HOSTS, ("tasks", "u", "p,", "pg-a,pg-b", "5432,5433")),
         ("postgres://pg-a,pg-b/tasks", ("tasks", "", "", "pg-a,pg-b", ",")),
     ]:
-        entry = database_from_url(url)
-        assert tuple(entry[part] for part in ("NAME", "USER", "PASSWORD", "HOST", "PORT")) == wanted
+        assert tuple(database_from_url(url)[part] for part in ("NAME", "USER", "PASSWORD", "HOST", "PORT")) == wanted
     assert database_from_url(EVERYTHING)["OPTIONS"] == {"sslmode": "require", "connect_timeout": "3"}
 
 

@@ -222,8 +222,7 @@ class Run:
         script, began = nemesis.script(self.size), time.monotonic()
         enqueued = partial(self._count, "faults_history", "old_status IS NULL")
         for number, stroke in enumerate(script):
-            due = began + number * self.size.seconds / len(script)
-            Event().wait(max(0.0, due - time.monotonic()))
+            Event().wait(max(0.0, began + number * self.size.seconds / len(script) - time.monotonic()))
             try:
                 stroke()
             except (psycopg.Error, OSError) as error:  # two faults met

@@ -238,8 +238,7 @@ def test_enqueue_many_after_a_parent(alias: str) -> None:
 
 def test_what_a_savepoint_takes_back_does_not_join(alias: str) -> None:
     with batch("import", on_complete="letters", using=alias) as b:
-        first = enqueue("parcels", using=alias)
-        for options in ({"after": first}, {}):
+        for options in ({"after": enqueue("parcels", using=alias)}, {}):
             with suppress(ZeroDivisionError), transaction.atomic(using=alias):
                 enqueue("letters", using=alias, **options)
                 raise ZeroDivisionError

@@ -59,8 +59,7 @@ def test_a_parent_fails(alias: str, put: Callable[..., Task]) -> None:
     parent = put()
     before = {policy: put("letters", after=[parent], on_parent_failure=policy) for policy in wanted}
     take(alias).poison("bad")
-    after = {policy: put("letters", after=[parent], on_parent_failure=policy) for policy in wanted}
-    for children in (before, after):
+    for children in (before, {policy: put("letters", after=[parent], on_parent_failure=policy) for policy in wanted}):
         assert {policy: state(child) for policy, child in children.items()} == wanted
         text = Task.objects.using(alias).get(pk=children["cancel"].pk).process_result
         assert text == f"Cancelled: parent task {parent.pk} ended as POISON."

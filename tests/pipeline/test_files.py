@@ -143,6 +143,14 @@ def test_a_path_is_a_name_first_and_then_a_pattern(tmp_path: Path) -> None:
         found(str(tmp_path / "nowhere"))
 
 
+def test_folders_are_read_as_spark_reads_them(tmp_path: Path) -> None:
+    for name in ("day=2026-01-31/x%20y.jsonl", "_temporary/0/x.jsonl", ".ipynb_checkpoints/x.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text('{"a": 1.0}\n{}')
+    assert loaded(tmp_path) == ([{"day": "2026-01-31", "a": 1.0}, {"day": "2026-01-31"}], [])
+    assert len(Files.of([str(tmp_path), f"{tmp_path}/**/*.jsonl"], None, {}).names) == 1
+
+
 WRONG: dict[str, tuple[dict[str, str], str]] = {
     "a,b\n": ({"seb": ";"}, r"csv has no option 'seb'\. Did you mean 'sep'"),
     "a,a\n": ({}, "two columns of one name: a, a"),

@@ -356,8 +356,7 @@ def whole_page(rows: Rows, size: int, *, before: int | None = None, after: int |
         found = list(rows.filter(pk__gt=after).order_by("pk")[: size + 1])[::-1]
         shown = found[-size:]
         return Page(shown, shown[0].pk if len(found) > size else None, shown[-1].pk if shown else None)
-    chosen = rows if before is None else rows.filter(pk__lt=before)
-    found = list(chosen.order_by("-pk")[: size + 1])
+    found = list((rows if before is None else rows.filter(pk__lt=before)).order_by("-pk")[: size + 1])
     shown = found[:size]
     newer = shown[0].pk if shown and before is not None else None
     return Page(shown, newer, shown[-1].pk if len(found) > size else None)

@@ -32,12 +32,12 @@ from django_dbtaskqueue.core.durations import MAX_DELAY, parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
 from django_dbtaskqueue.pipeline import source
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day, reader
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day, reader, rejected
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake, export as lake_export, read_lake, task_ids, writing
 from django_dbtaskqueue.pipeline.lake.export import Batches, Export, ExportedBatch, TaskFilters
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
 from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
-from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, refuse_unknown_queue, rejected, rows_where
+from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, refuse_unknown_queue, rows_where
 from django_dbtaskqueue.pipeline.spark import Cached, put
 
 __all__ = ["Archive", "Replay", "Stream"]

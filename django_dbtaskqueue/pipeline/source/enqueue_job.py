@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 from pyarrow import dataset, fs
@@ -29,7 +29,8 @@ from django_dbtaskqueue.core.durations import clock, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, reader, writable
+from django_dbtaskqueue.pipeline import jobs
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, reader
 from django_dbtaskqueue.pipeline.source import staging, write_tasks
 from django_dbtaskqueue.pipeline.source.staging import PREVIEW_CHARS, ROW, as_json, in_json
 
@@ -38,7 +39,9 @@ __all__ = ["Enqueue"]
 GUARDS = (
     Argument("known_queue", "a queue that exists; others are refused. Default: any, or the project's", many=True),
     Argument("payload_max_bytes", "of a payload. Default: 1 MiB, or the project's", count, DEFAULT_LIMITS.size),
-    Argument("rejects", "file for rows that cannot be tasks: JSON lines with line, column, value and reason", writable),
+    Argument(
+        "rejects", "file for rows that cannot be tasks: JSON lines with line, column, value and reason", jobs.writable
+    ),
 )
 ROW_KEYS, UNREAD = "_keys", "_unread"
 WRITE_OPTIONS = ("queue", "on_duplicate", "require_reference", "max_attempts", "priority", "ttl")  # of ``write_tasks``
@@ -58,6 +61,7 @@ FORMAT_ENDINGS = {**{name: name for name in FORMATS}, "jsonl": "json", "ndjson":
 FAULT = pa.struct([(name, pa.string()) for name in ("column", "value", "reason")])
 ROW_TYPE = pa.struct([("file", pa.string()), ("line", pa.int64()), ("text", pa.string()), ("fault", FAULT)])
 BATCH_ROWS, BATCH_CHARS = 10_000, 16 * 2**20
+HIDDEN = re.compile(r"(^|/)(\.|_[^/=]*(/|$))")  # as Spark hides folders and files
 READ_ERRORS = (OSError, TypeError, LookupError, StopIteration, UnicodeError, csv.Error, pa.ArrowException)
 NOT_DECODED = "is not in {}. Give its encoding, as in --option encoding=latin-1"
 Line = tuple[int, str, str, str]  # its number, the JSON of its row, what it says, and why it cannot be read
@@ -116,17 +120,17 @@ def refuse_unknown_queue(flag: str, options: Options) -> None:
     """Raise JobOptionError if the queue of an option is not a known one."""
     known, queue = options["known_queue"], options[flag.removeprefix("--")]
     if known and queue is not None and queue not in known:
-        near = near_match(queue, known)
-        raise JobOptionError(flag, f"unknown queue {queue!r}.{near} Known: {', '.join(sorted(known))}")
+        raise JobOptionError(
+            flag, f"unknown queue {queue!r}.{near_match(queue, known)} Known: {', '.join(sorted(known))}"
+        )
 
 
 def guarded(context: Context) -> Options:
     """Return the arguments of ``write_tasks`` with which a job asks the guards of ``enqueue()``."""
-    options = context.options
     return {
-        "queues": options["known_queue"] or None,
-        "limits": Limits(size=options["payload_max_bytes"]),
-        "on_invalid": "reject" if options["rejects"] else "error",
+        "queues": context.options["known_queue"] or None,
+        "limits": Limits(size=context.options["payload_max_bytes"]),
+        "on_invalid": "reject" if context.options["rejects"] else "error",
         "dry_run": context.dry_run,
     }
 
@@ -144,13 +148,13 @@ def read_input(context: Context) -> DataFrame:
             raise JobOptionError(f"--{name}", f"{options[name]} is an input. Give another place")
     frame = files.frame(spark)
     if options["where"] or {value for _, value in options["map"]} != {"*"}:  # a column for each key
-        frame = with_columns(frame, files.columns)
+        frame = with_columns(frame, files.columns and (*files.columns, *files.folders[files.names[0]]))
     return rows_where(frame, options["where"])
 
 
 def with_columns(frame: DataFrame, names: Sequence[str]) -> DataFrame:
     """Return the rows with a column for each key; ``names`` are those of text. What Spark cannot read has a fault."""
-    text, schema = F.col(f"{ROW}.text"), StructType([StructField(name, StringType()) for name in names])
+    text, schema = F.col(f"{ROW}.text"), StructType([StructField(name, StringType()) for name in dict.fromkeys(names)])
     if not names:
         schema = frame.sparkSession.read.json(frame.select(text).na.drop(), mode="DROPMALFORMED").schema
     keys = F.from_json(text, schema.add(UNREAD, StringType()), {"columnNameOfCorruptRecord": UNREAD})
@@ -255,7 +259,7 @@ def enqueue_chunks(context: Context, rows: DataFrame) -> Result:
     chunks, size = (load.chunks, load.size) if load else _chunks(context, rows)
     before = len(load.done) if load else 0
     totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": before}
-    place = rejected(context, (), "a" if before else "w")
+    place = jobs.rejected(context, (), "a" if before else "w")
     given = {"database": context.need_database(), **{name: options[name] for name in WRITE_OPTIONS}, **guarded(context)}
     for number, chunk in enumerate(_split(rows, chunks)):
         context.progress("enqueueing", number, chunks)
@@ -265,7 +269,7 @@ def enqueue_chunks(context: Context, rows: DataFrame) -> Result:
         content = f"{load.contents[number]} of {load.rows}" if load else None
         once = f"{load.prefix}{chunks}" if load else None
         done = write_tasks(mapped(chunk, mapping), once=once, batch=number, content=content, **given)
-        totals["rejected"] += rejected(context, done.rejects)["rejected"]
+        totals["rejected"] += jobs.rejected(context, done.rejects)["rejected"]
         totals["enqueued"] += done.enqueued
         totals["ignored"] += done.ignored
         totals["chunks_done_before"] += done.repeated
@@ -274,17 +278,6 @@ def enqueue_chunks(context: Context, rows: DataFrame) -> Result:
     if context.dry_run:
         totals = {"would_enqueue": totals.pop("enqueued"), **totals}
     return {**totals, **place, "rejected": totals["rejected"]}
-
-
-def rejected(context: Context, rejects: Sequence[staging.Reject], mode: str = "a") -> Result:
-    """Append rejects to their file, or begin it with the mode ``w``; return their number and the file."""
-    found, file = {"rejected": len(rejects)}, context.options["rejects"]
-    if not file or context.dry_run:
-        return found
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    with Path(file).open(mode, encoding="utf-8") as out:
-        out.writelines(f"{json.dumps(one._asdict(), ensure_ascii=False)}\n" for one in rejects)
-    return {**found, "rejects": file}
 
 
 class Load(NamedTuple):
@@ -362,19 +355,23 @@ class Files:
     names: tuple[str, ...]
     kind: str
     options: Mapping[str, str]
+    folders: Mapping[str, Mapping[str, str | None]]  # of each file: the values that its folders' names have
     columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, paths: Sequence[str], kind: str | None, options: Mapping[str, str]) -> "Files":
         """Return what these paths, folders and patterns name. Raises JobOptionError for what cannot be read."""
-        names = tuple(name for path in paths for name in found(path))
+        given = [(name, path) for path in paths for name in found(path)]
+        ways = {os.path.realpath(name): (name, path) for name, path in reversed(given)}  # to no file two
+        folders = {name: in_folders(path, name) for name, path in reversed(ways.values())}
+        names = tuple(folders)
         kind = kind or guessed(names)
         for name in sorted(options.keys() - FORMATS[kind].keys()):
             known, near = ", ".join(FORMATS[kind]) or "none", near_match(name, FORMATS[kind])
             raise JobOptionError("--option", f"{kind} has no option {name!r}.{near} It has: {known}")
         options = {**FORMATS[kind], **({"sep": "\t"} if ".tsv" in names[0].lower() else {}), **options}
         try:
-            return cls(names, kind, options, cls(names, kind, options)._columns())
+            return cls(names, kind, options, folders, cls(names, kind, options, folders)._columns())
         except READ_ERRORS as error:
             raise JobOptionError("--input", f"{names[0]} is no {kind} that can be read: {error}") from None
 
@@ -392,11 +389,8 @@ class Files:
 
     def _named(self, first: Sequence[str]) -> tuple[str, ...]:
         """Return the names of columns by the first line; a column without one has its number, from 0."""
-        return tuple(name * self._has_header or f"_c{number}" for number, name in enumerate(first))
-
-    @property
-    def _has_header(self) -> bool:
-        return self.options["header"].lower() == "true"
+        has_header = self.options["header"].lower() == "true"
+        return tuple(name * has_header or f"_c{number}" for number, name in enumerate(first))
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the rows, in the column ``_row``; each file is a partition."""
@@ -421,9 +415,15 @@ class Files:
             if clean != said:
                 reason = NOT_DECODED.format(self.options["encoding"])
             fault = {"value": clean[:PREVIEW_CHARS], "reason": reason} if reason else None
-            yield {"file": name, "line": line, "text": None if reason else text, "fault": fault}
+            yield {"file": name, "line": line, "text": None if reason else self._whole(name, text), "fault": fault}
 
-    # -- the formats ---------------------------------------------------------------------------------------------------
+    def _whole(self, name: str, text: str) -> str:
+        """Return the JSON of a row with the values of its folders, as of ``day=2026-01-31``. The row's own win."""
+        if not (folders := self.folders[name]):
+            return text
+        own = json.loads(text).keys()
+        more = as_json({key: value for key, value in folders.items() if key not in own})
+        return f"{{{', '.join(filter(None, (more[1:-1], text[1:-1].strip())))}}}"
 
     def _text(self, name: str) -> io.TextIOWrapper:
         encoding = self.options["encoding"].lower()
@@ -441,7 +441,7 @@ class Files:
         seen: list[str] = []  # lines of the row that is being read
         with self._text(name) as lines:
             reader = self._csv(seen.append(line) or line for line in lines)  # type: ignore[func-returns-value]
-            if self._has_header and (names := self._named(next(reader, ()))) != self.columns:
+            if self.options["header"].lower() == "true" and (names := self._named(next(reader, ()))) != self.columns:
                 raise PipelineError(f"{name} has the columns {names}, and {self.names[0]} has {self.columns}.")
             line = 1
             while True:
@@ -500,9 +500,6 @@ def _kept_type(kind: pa.DataType) -> pa.DataType:
     return pa.map_(*inner[0].type) if pa.types.is_map(kind) else pa.list_(inner[0])
 
 
-# -- which files -------------------------------------------------------------------------------------------------------
-
-
 def _file_system(path: str) -> tuple[fs.FileSystem, str]:
     if "://" not in path:
         return fs.LocalFileSystem(), os.path.abspath(path)
@@ -518,15 +515,23 @@ def found(path: str) -> list[str]:
         info = system.get_file_info(place)
         if info.is_file:
             return [path]
-        names = [one for one in glob.glob(path, recursive=True) if os.path.isfile(one)]
+        base, names = re.split(r"[*?[]", path)[0], [*filter(os.path.isfile, glob.glob(path, recursive=True))]
         if info.type == fs.FileType.Directory:
             inside = system.get_file_info(fs.FileSelector(place, recursive=True))
-            names = [one.path for one in inside if one.is_file and not one.base_name.startswith(("_", "."))]
+            base, names = place, [one.path for one in inside if one.is_file]
     except (OSError, ValueError) as error:
         raise JobOptionError("--input", f"{path} cannot be read: {error}") from None
+    names = [name for name in names if not HIDDEN.search(name[len(base) :])]
     if not names:
         raise JobOptionError("--input", f"there is no file {path}. Check the path")
     return sorted(f"{scheme}://{name}" if scheme else name for name in names)
+
+
+def in_folders(path: str, name: str) -> dict[str, str | None]:
+    """Return the values in the names of the folders of a file that a path does not name."""
+    given, folders = (os.path.abspath(one).split("/") for one in (path, os.path.dirname(name)))
+    pairs = (one.split("=", 1) for one in folders if "=" in one and one not in given)
+    return {unquote(key): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value) for key, value in pairs}
 
 
 def guessed(names: Sequence[str]) -> str:

@@ -31,8 +31,7 @@ async def work(task: Any) -> None:
 
 def produce(number: int) -> None:
     global enqueued
-    payload = {"at": time.time(), "padding": "x" * int(ENV["JOB_PAYLOAD_BYTES"])}
-    enqueue_many(QUEUE, [{"payload": payload}] * number)
+    enqueue_many(QUEUE, [{"payload": {"at": time.time(), "padding": "x" * int(ENV["JOB_PAYLOAD_BYTES"])}}] * number)
     enqueued += number
 
 

@@ -66,8 +66,7 @@ def test_a_stopped_load_goes_on_unless_rows_of_finished_chunks_changed(spark: Sp
     def write(*flights: str) -> None:
         Path(load["input"]).write_text("\n".join(["flight", *flights]))
 
-    def resumed(**options: str) -> str:
-        """Run the job as its command does, on the running session; return its output."""
+    def resumed(**options: str) -> str:  # by the command, on the running session
         words = [word for name, value in {**load, **options}.items() for word in (f"--{name}", value)]
         return output_of("runtaskpipeline", "enqueue", *words, "--map", mapping[0], "--map", mapping[1], "--quiet")
 
@@ -229,8 +228,7 @@ TTL = timedelta(minutes=5)
 
 def test_a_task_that_is_refused_now_holds_none_back(spark: SparkSession, database: Database, tmp_path: Path) -> None:
     for reference, payload in (("fine", {}), ("large", {"text": "x" * 100})):
-        columns: dict[str, Any] = {"reference": reference, "payload": payload, **MEANWHILE}
-        make_task("ERROR", queue="claims", finish_time=-DAY, **columns)
+        make_task("ERROR", queue="claims", finish_time=-DAY, reference=reference, payload=payload, **MEANWHILE)
     enqueue_task("claims", "far", run_at=FUTURE, ttl=TTL)
     Task.objects.filter(reference="far").cancel()
     lake, rejects = tmp_path / "lake", tmp_path / "rejects"
