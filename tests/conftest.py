@@ -279,7 +279,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     # A logger of PySpark gives its own formatter to each handler, also to those with which pytest catches logs.
     PySparkLogger.addHandler = logging.Logger.addHandler
-    events = tmp_path_factory.mktemp("events")
     conf = {
         # Tests run no long jobs: to compile code, of Java or of a query, takes longer than it saves.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -288,7 +287,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.sql.adaptive.enabled": "false",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.dir": tmp_path_factory.mktemp("events").as_uri(),
         "spark.eventLog.compress": "false",
         "spark.sql.shuffle.partitions": "1",
     }

@@ -122,8 +122,7 @@ def _claim(session: Session, queue: str, capacity: int, wanted: int) -> None:
     session.run(session.sql.make_queue, {"queue_name": queue})
     Queue.objects.using(alias).select_for_update().get(pk=queue)
     for sql in (session.sql.live, session.sql.live_unexpired):  # the second reads more, and is rarely needed
-        live = session.run(sql, {"queue_name": queue, "limit": capacity + 1})[0][0]
-        if live + wanted <= capacity:
+        if session.run(sql, {"queue_name": queue, "limit": capacity + 1})[0][0] + wanted <= capacity:
             return
     raise QueueFull(queue, capacity)
 
@@ -285,8 +284,7 @@ def own_parameters(session: Session, row: Row, *, as_json: bool = False) -> Row:
 
 def own_members(session: Session, row: Row) -> str:
     """Return the values of the own columns that a row sets, as the last members of a JSON object."""
-    values = own_parameters(session, row, as_json=True)
-    return ",".join(f'"{name}":{text}' for name, text in values.items()) + "}"
+    return ",".join(f'"{name}":{text}' for name, text in own_parameters(session, row, as_json=True).items()) + "}"
 
 
 def _check_column(field: Any, value: object, connection: BaseDatabaseWrapper) -> None:

@@ -208,8 +208,7 @@ def buffered_tasks(queue: QueueState, mean_run_seconds: float | None) -> int:
 
 def share_of(queue: QueueState, asked: int) -> int:
     """Return how many tasks of a shared statement a queue may give."""
-    known = queue.run_seconds is not None or queue.probed
-    return min(asked, queue.settings.batch_size if known else PROBE_TASKS)
+    return min(asked, queue.settings.batch_size if queue.run_seconds is not None or queue.probed else PROBE_TASKS)
 
 
 def free_calls(processor: Processor | None, executors: Executors) -> int | None:

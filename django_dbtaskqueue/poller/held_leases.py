@@ -109,8 +109,7 @@ class Settler:
             # Groups are locked, and their next tasks made ready, by queue.
             port, settings = self._queues[key].port, self._queues[key].settings
             rules = (port.alias, port.model, settings.keep, settings.settle)
-            is_grouped = any(done.lease.group is not None for done in ended)
-            batches.setdefault(key if is_grouped else rules, {})[key] = ended
+            batches.setdefault(key if any(done.lease.group is not None for done in ended) else rules, {})[key] = ended
         return list(batches.values())
 
     def _settle_batch(self, connections: ConnectionSet, batch: Batch) -> None:

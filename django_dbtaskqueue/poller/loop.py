@@ -263,8 +263,7 @@ class Poller:
 
     def _seconds_until_next_poll(self) -> float:
         """Return how long there is nothing to do, unless the poller is woken."""
-        busy = self.settler.held or self.fetcher.capacity.reserved
-        if busy or any(executor.runs for executor in self.executors.all):
+        if self.settler.held or self.fetcher.capacity.reserved or any(executor.runs for executor in self.executors.all):
             for executor in self.executors.all:
                 executor.nudge()
             return BUSY_POLL_SECONDS

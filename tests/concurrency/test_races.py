@@ -250,11 +250,10 @@ def test_a_settle_locks_its_rows_by_id(other: Actor, outcome: Outcome) -> None:
     enqueue_many("parcels", [{}] * 2000)  # reading all costs more than two rows by their keys
     sql("ANALYZE dbtaskqueue_task")  # so that the planner finds rows by their keys
     first, second = sorted(checkout(2), key=lambda lease: lease.id)
-    pairs = [(lease, decide(lease, outcome)) for lease in (second, first)]
     answer = while_we_hold(
         lambda: Task.objects.select_for_update().get(pk=first.id),
         other,
-        lambda: settle.settle(Session.on("default"), pairs),
+        lambda: settle.settle(Session.on("default"), [(lease, decide(lease, outcome)) for lease in (second, first)]),
         lambda: Task.objects.select_for_update(nowait=True).get(pk=second.id),
     )
     assert answer.result(PATIENCE) == {first.id, second.id}

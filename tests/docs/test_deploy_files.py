@@ -53,11 +53,10 @@ def service() -> configparser.SectionProxy:
 
 def commands() -> dict[str, list[str]]:
     dockerfile = re.findall(r"^CMD (.*)$", DOCKERFILE.read_text(), re.MULTILINE)
-    procfile = yaml.safe_load(PROCFILE.read_text())
     return {
         "systemd": shlex.split(service()["ExecStart"]), "docker": json.loads(dockerfile[0]),
         "compose": COMPOSE["services"]["poller"]["command"], "kubernetes": CONTAINER["command"] + CONTAINER["args"],
-        "procfile": shlex.split(procfile["poller"]),
+        "procfile": shlex.split(yaml.safe_load(PROCFILE.read_text())["poller"]),
     }  # fmt: skip
 
 

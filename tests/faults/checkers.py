@@ -539,10 +539,9 @@ def end_ratios(evidence: Evidence) -> list[float]:
 
     It must take the lease of the dead process, and the time of the run itself.
     """
-    runs = {(change.task, change.new_fence): died for change, died in _taken_again(evidence)}
     return [
         _seconds(evidence, died, evidence.ends[run]) / (LEASE_S + evidence.ends[run] - evidence.starts[run].clock)
-        for run, died in runs.items()
+        for run, died in {(change.task, change.new_fence): died for change, died in _taken_again(evidence)}.items()
         if run in evidence.starts and run in evidence.ends
     ]
 

@@ -63,8 +63,7 @@ def test_batches_of_two_databases_with_one_id_are_told_apart(op: Client, setting
     move.change_statuses(Task.objects.all(), "cancel")
     assert counts_of([rows.get() for rows in ends.values()]) == [{"POISON": 1}, {"CREATED": 1}]
     assert all(f"/batch/{key}/change/" in text(op.get(LIST)) for key in ("7", "sqlite_3A7"))
-    found = [rows.get() for rows in ends.values()]
-    for row, row._state.db in zip(found, ("a standby", "another"), strict=True):
+    for row, row._state.db in zip([rows.get() for rows in ends.values()], ("a standby", "another"), strict=True):
         with set_inside(standbys, {"default": "a standby", "sqlite": "another"}):
             assert related_tasks.batch_key(row) == {"near": "7", "far": "sqlite:7"}[row.name]
     assert "near" in page_of(op, 7) and "far" in page_of(op, "sqlite_3A7")

@@ -471,6 +471,16 @@ def arrow_schema(fields: Iterable[types.StructField]) -> pa.Schema:
     return to_arrow_schema(StructType([*fields]), timezone="UTC")
 
 
+def kept_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of which Python keeps each value: a time in nanoseconds is text."""
+    if not pa.types.is_nested(kind):
+        return pa.string() if kind == pa.time64("ns") else kind
+    inner = [one.with_type(kept_type(one.type)) for one in map(kind.field, range(kind.num_fields))]
+    if pa.types.is_struct(kind):
+        return pa.struct(inner)
+    return pa.map_(*inner[0].type) if pa.types.is_map(kind) else pa.list_(inner[0])
+
+
 def schema_of(table: str, columns: Iterable[str] | None = None) -> StructType:
     """Return the schema of ``task``, ``history`` or ``attempt``, or of these columns of it. Raises `PipelineError`."""
     if table not in SCHEMAS:

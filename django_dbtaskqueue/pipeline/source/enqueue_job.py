@@ -11,7 +11,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, reader
-from django_dbtaskqueue.pipeline.source import staging, write_tasks
+from django_dbtaskqueue.pipeline.source import kept_type, staging, write_tasks
 from django_dbtaskqueue.pipeline.source.staging import PREVIEW_CHARS, ROW, as_json, in_json
 
 __all__ = ["Enqueue"]
@@ -148,18 +148,20 @@ def read_input(context: Context) -> DataFrame:
             raise JobOptionError(f"--{name}", f"{options[name]} is an input. Give another place")
     frame = files.frame(spark)
     if options["where"] or {value for _, value in options["map"]} != {"*"}:  # a column for each key
-        frame = with_columns(frame, files.columns and (*files.columns, *files.folders[files.names[0]]))
+        words = [*staging.COLUMNS, *re.findall(r"\w+", f"{options['where']} {options['map']}")]
+        frame = with_columns(frame, files.columns and (*files.columns, *files.folders[files.names[0]]), words)
     return rows_where(frame, options["where"])
 
 
-def with_columns(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Return the rows with a column for each key; ``names`` are those of text. What Spark cannot read has a fault."""
-    text, schema = F.col(f"{ROW}.text"), StructType([StructField(name, StringType()) for name in dict.fromkeys(names)])
-    if not names:
-        schema = frame.sparkSession.read.json(frame.select(text).na.drop(), mode="DROPMALFORMED").schema
-    keys = F.from_json(text, schema.add(UNREAD, StringType()), {"columnNameOfCorruptRecord": UNREAD})
+def with_columns(frame: DataFrame, names: Sequence[str], words: Iterable[str]) -> DataFrame:
+    """Return the rows with a column for each key: ``names``, or those found, or ``words`` if there is none."""
+    schema = StructType([StructField(name, StringType()) for name in dict.fromkeys(names or words)])
+    text = F.col(f"{ROW}.text")
+    if not names and (keys := frame.sparkSession.read.json(frame.select(text).na.drop(), mode="DROPMALFORMED").schema):
+        schema = keys
+    parsed = F.from_json(text, schema.add(UNREAD, StringType()), {"columnNameOfCorruptRecord": UNREAD})
     unread = _fault_when(F.col(UNREAD).isNotNull(), "*", F.col(UNREAD), "has a number or a key longer than Spark reads")
-    rows = frame.select(keys.alias(ROW_KEYS), ROW).select(f"{ROW_KEYS}.*", ROW)
+    rows = frame.select(parsed.alias(ROW_KEYS), ROW).select(f"{ROW_KEYS}.*", ROW)
     return rows.withColumn(ROW, F.col(ROW).withField("fault", F.coalesce(f"{ROW}.fault", unread))).drop(UNREAD)
 
 
@@ -345,9 +347,6 @@ def _row_hash(rows: DataFrame) -> Column:
     return F.xxhash64(*(F.to_json(F.struct(one)) for one in said))
 
 
-# -- the rows of files -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Files:
     """Files of one format. ``columns`` are those of CSV and text, which are text; other rows have keys of their own."""
@@ -378,8 +377,7 @@ class Files:
     def _columns(self) -> tuple[str, ...]:
         if self.kind != "csv":
             return ("value",) if self.kind == "text" else ()
-        with self._text(self.names[0]) as lines:
-            names = self._named(next(self._csv(lines)))
+        names = self._named(next(self._csv(chain.from_iterable(map(self._text, self.names)))))  # files may be empty
         if json_payload.clean_text(text := "".join(names)) != text:
             raise JobOptionError("--input", f"{self.names[0]} {NOT_DECODED.format(self.options['encoding'])}")
         if len({*names} - {ROW}) < len(names):
@@ -409,13 +407,18 @@ class Files:
                 size += len(str(row.get("text")))
 
     def rows(self, name: str) -> Iterator[dict[str, object]]:
-        parse: Callable[[str], Iterator[Line]] = getattr(self, f"_{self.kind}_lines", self._arrow_lines)
-        for line, text, said, reason in parse(name):
+        for line, text, said, reason in self._lines(name):
             clean = said if said.isascii() else json_payload.clean_text(said)
             if clean != said:
                 reason = NOT_DECODED.format(self.options["encoding"])
             fault = {"value": clean[:PREVIEW_CHARS], "reason": reason} if reason else None
             yield {"file": name, "line": line, "text": None if reason else self._whole(name, text), "fault": fault}
+
+    def _lines(self, name: str) -> Iterator[Line]:
+        try:
+            yield from getattr(self, f"_{self.kind}_lines", self._arrow_lines)(name)
+        except READ_ERRORS as error:
+            raise PipelineError(f"{name} cannot be read to its end: {error}. Write it again.") from None
 
     def _whole(self, name: str, text: str) -> str:
         """Return the JSON of a row with the values of its folders, as of ``day=2026-01-31``. The row's own win."""
@@ -441,7 +444,8 @@ class Files:
         seen: list[str] = []  # lines of the row that is being read
         with self._text(name) as lines:
             reader = self._csv(seen.append(line) or line for line in lines)  # type: ignore[func-returns-value]
-            if self.options["header"].lower() == "true" and (names := self._named(next(reader, ()))) != self.columns:
+            names = self.options["header"].lower() == "true" and self._named(next(reader, self.columns))
+            if names and names != self.columns:
                 raise PipelineError(f"{name} has the columns {names}, and {self.names[0]} has {self.columns}.")
             line = 1
             while True:
@@ -480,24 +484,16 @@ class Files:
 
     def _arrow_lines(self, name: str) -> Iterator[Line]:
         system, place = _file_system(name)
+        if not system.get_file_info(place).size:
+            return
         # Spark's times have microseconds. As nanoseconds, Arrow's default, those before 1677 and after 2262 wrap.
         kind = dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us") if self.kind == "parquet" else self.kind
         source = dataset.dataset(place, format=kind, filesystem=system)
-        schema = pa.schema([one.with_type(_kept_type(one.type)) for one in source.schema])
+        schema = pa.schema([one.with_type(kept_type(one.type)) for one in source.schema])
         batches = (batch.cast(schema).to_struct_array() for batch in source.to_batches(batch_size=BATCH_ROWS))
         for number, row in enumerate(chain.from_iterable(batches), 1):
             text, reason = in_json(row)
             yield number, text or "", "", reason
-
-
-def _kept_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of which Python keeps each value: a time in nanoseconds is text."""
-    if not pa.types.is_nested(kind):
-        return pa.string() if kind == pa.time64("ns") else kind
-    inner = [one.with_type(_kept_type(one.type)) for one in map(kind.field, range(kind.num_fields))]
-    if pa.types.is_struct(kind):
-        return pa.struct(inner)
-    return pa.map_(*inner[0].type) if pa.types.is_map(kind) else pa.list_(inner[0])
 
 
 def _file_system(path: str) -> tuple[fs.FileSystem, str]:

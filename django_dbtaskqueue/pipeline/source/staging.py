@@ -17,6 +17,7 @@ from decimal import Decimal
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
+from uuid import UUID
 
 import psycopg
 import pyarrow as pa
@@ -235,6 +236,8 @@ def _plain(value: object) -> object:
         return b64encode(value).decode()
     if hasattr(value, "isoformat"):
         return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
     raise TypeError(f"is {value!r} of type {type(value).__name__}, which JSON does not have")
 
 
@@ -436,10 +439,7 @@ def _duplicate(plan: Plan, link: Link, params: Params) -> TaskQueueError:
 
 
 def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER) -> list[str]:
-    """Drop the staging tables that killed drivers left; return their names. Each write drops those older than a day.
-
-    A table that is being written to stays. A write that takes longer than ``older_than`` can fail as a whole.
-    """
+    """Drop the staging tables that killed drivers left; return their names. One that is being written to stays."""
     sql = StagingStatements(database.tables, database.dialect)
     dropped = []
     with database.open() as link:

@@ -169,6 +169,8 @@ def test_payloads_of_lines(spark: SparkSession, sqlite: Database, tmp_path: Path
 
 
 def test_keys_that_differ_in_case_are_kept(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    assert enqueue(spark, sqlite, str(tmp_path / "empty.jsonl"), map=("reference=id",))["enqueued"] == 0
     (tmp_path / "x.jsonl").write_text(f'{{"id": 1, "ID": 2}}\n{{"ID": {"1" * 1100}}}\n{{"{"k" * 50_001}": 4}}')
     rejects = tmp_path / "rejects"
     enqueue(spark, sqlite, str(tmp_path / "x.jsonl"), map=("payload=*", "reference=ID"), rejects=str(rejects))
