@@ -41,8 +41,7 @@ _quiet_until = 0.0  # after a change that may still be rolled back, nothing read
 def overridden_settings(queue: str, alias: str, connection: BaseDatabaseWrapper | None = None) -> conf.QueueSettings:
     """Return what ``queue`` is set to, the runtime overrides of its row laid over it; at most a second old.
 
-    A queue made at runtime stands only in the ``Queue`` table. ``connection``: that of the alias, for a caller that has
-    it in hand. Raises ``UnknownQueue``.
+    A queue made at runtime stands only in the ``Queue`` table. ``connection``: the alias's. Raises ``UnknownQueue``.
     """
     key = (alias, str((connection or connections[alias]).settings_dict["NAME"]), queue)
     base, row = conf.default_settings(queue), _rows.get(key)

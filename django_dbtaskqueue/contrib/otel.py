@@ -45,8 +45,7 @@ class Instrumentation(signals.Listener):
         self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Tasks enqueued")
         self._process = meter.create_histogram(of_process, "s", "Duration of attempts until their outcome is stored")
         self._consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Attempts started")
-        # Of each attempt that runs: its span, and when that began by the clock of this process. They go with the lease
-        # of a task that is given back.
+        # Of each attempt that runs, until its lease goes: its span, and when that began by the clock of this process.
         self._open = WeakKeyDictionary[Lease, tuple[Span, float]]()
 
     # -- producers -----------------------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 A value that :func:`dumps` accepts comes back from PostgreSQL ``jsonb`` and from SQLite as the same value of the same
 types, with the exceptions JSON itself makes: a tuple comes back as a list, a subclass of str, int, float, list or dict
-as its base, and jsonb keeps neither the order of keys nor the sign of ``-0.0``. Other values are refused, and
-the error names the place.
+as its base, and jsonb keeps neither the order of keys nor the sign of ``-0.0``. An error names the place of others.
 """
 
 import json

@@ -149,8 +149,7 @@ def chain(*steps: Mapping[str, Any], on_parent_failure: str = "hold", using: str
 class Workflow:
     """Tasks with names, of which each says by name which ones it waits for. It is stored as a batch.
 
-    The task of ``on_complete`` has all of them as its parents, by name. Nothing is written before ``enqueue``, which
-    refuses unknown names and cycles.
+    The task of ``on_complete`` has all of them as its parents, by name. ``enqueue`` refuses unknown names and cycles.
     """
 
     def __init__(self, name: str, *, on_complete: OnComplete | None = None, using: str | None = None) -> None:

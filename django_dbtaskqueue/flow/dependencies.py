@@ -232,8 +232,7 @@ def sweep_missing(session: Session, after: int) -> int:
     """Tell the ends of parents of one table whose rows are gone, and delete what children waited for that are gone.
 
     Return where the next turn begins. One turn looks at ``EDGES_PER_SWEEP`` dependencies behind ``after``. A parent
-    that is neither in the table nor in the history has completed: only its outcome removes a task that something waits
-    for (``end_deleted``).
+    that is neither in the table nor in the history has completed: other deletions are told at once (``end_deleted``).
     """
     [(lowest, highest)] = session.run(session.sql.edge_range, {})
     if highest is None:

@@ -1,7 +1,6 @@
 """Enqueue: a task is a row in the caller's own transaction.
 
-It commits or rolls back with the caller's business data, savepoints included; only the wake-up of the pollers waits
-for the commit.
+It commits or rolls back with the caller's business data, savepoints included; the pollers are woken after the commit.
 """
 
 from __future__ import annotations

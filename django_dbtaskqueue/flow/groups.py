@@ -73,8 +73,7 @@ def lock_in_order(session: Session, lock_rows: Callable[[], T], groups_in: Calla
 
     Groups are locked before rows everywhere. In the other order this transaction would hold a row and wait for its
     group, while a settle holds the group and waits for the row. ``lock_rows`` locks rows and returns them. If one of
-    their groups is not locked yet, a savepoint unlocks the rows, and all is locked again, groups first. With a single
-    writer no lock is needed.
+    their groups is not locked yet, a savepoint unlocks the rows, and all is locked again, groups first.
     """
     if not session.postgresql:
         return lock_rows()
@@ -112,8 +111,7 @@ def placing(
     """Return the statement of ``regroup``; none without groups.
 
     ``hold_retries``: a task that waits for its next attempt stays a head.
-    A poller passes over groups without a parked task, unless ``every``: ``park_excess`` has parked what a number that
-    was lowered leaves over.
+    A poller passes over groups without a parked task, unless ``every``: after ``park_excess`` for a lowered number.
     """
     if not groups:
         return []

@@ -333,8 +333,7 @@ class TaskChange(NumberedRow):
     """Tasks that one action, or one step of a bulk operation, changed, and how they were before.
 
     It answers who sent a task back, and "put back as it was" reads it. With ``skip_reason`` these are tasks that a step
-    of a bulk operation left as they were, every one of them. No foreign key in the database: retention deletes each
-    table by its own times.
+    of a bulk operation left as they were, each of them. No foreign key in the database: retention deletes each alone.
     """
 
     shown_by = ("first_task_id", "last_task_id")

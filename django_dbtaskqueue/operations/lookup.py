@@ -117,8 +117,7 @@ def run_now(queue: str, reference: str) -> bool:
 def cancel(queue: str, reference: str) -> bool:
     """CREATED or PROCESSING → POISON. If it runs, its lease is lost, and its poller tells it to stop within a second.
 
-    False when there is no such task, or it has ended. To put another task in its place, enqueue that with
-    ``on_duplicate="replace_running"``.
+    False when there is no such task, or it has ended. ``on_duplicate="replace_running"`` puts another in its place.
     """
     return _change(queue, reference, TaskQuerySet.cancel)
 

@@ -110,8 +110,7 @@ def pause(queue: str, alias: str, *, by: str, reason: str = "", until: datetime 
     """Pause a queue until ``until``, or until an operator resumes it; return 1.
 
     Holds for every checkout that starts after the commit, anywhere. A queue that is paused already stays paused since
-    when it was, with the new reason and end. Raises ``UnknownQueue``, and ``TaskQueueError`` for an end that is not in
-    the future by the database's clock.
+    when it was, with the new reason and end. Raises ``UnknownQueue``, and ``TaskQueueError`` for an end in the past.
     """
     ensure_row(queue, alias)
     session = Session.on(alias)

@@ -63,8 +63,7 @@ class SparkExecutor:
 
     ``master`` is Spark's (default: that of `spark_session`), ``conf`` its settings, ``environment`` the workers'
     environment variables besides ``DJANGO_SETTINGS_MODULE``; they travel with the tasks and do not appear in Spark's
-    logs. The workers need the project's code, its settings and access to the poller's database. Starts Spark at once,
-    and raises PipelineError on failure.
+    logs. The workers need the project's code, settings and database. Starts Spark at once, or raises PipelineError.
     """
 
     def __init__(

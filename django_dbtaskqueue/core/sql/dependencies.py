@@ -48,8 +48,7 @@ class DependencyStatements(Group):
     # Those of the given tasks that no savepoint has taken back; one with its id may be of a batch inside.
     joining = template("SELECT id FROM {task} WHERE id IN ({each:ids}) AND batch IS NULL")
     join_batch = template("UPDATE {task} SET batch = %(batch)s WHERE id IN ({each:ids})")
-    # Let tasks wait again that had ended before their parents did. Like a reprocessed task, each has its whole time to
-    # live, and no poller.
+    # Let tasks wait again that had ended before their parents did. Each has its whole time to live, and no poller.
     hold_again = template(
         "UPDATE {task} AS t SET status = 'CREATED', final_status = NULL, parked_by = '{PARENTS}',"
         " attempt = 0, finish_time = NULL, process_result = NULL, last_update_time = {now}, poller_instance = NULL,"
@@ -125,8 +124,7 @@ class StepStatements(Group):
     _own_lease = part("t.id = %(task_id)s AND t.total_attempt = %(token)s AND t.status IN ({_sources:suspend})")
 
     _json = part("::jsonb", "")
-    # The stored steps of a task, as (position, kind, name, result, seconds until the time, who sent the signal,
-    # whether of this task).
+    # The stored steps of a task: (position, kind, name, result, seconds until the time, sender, whether of this task).
     steps = template(
         "SELECT step.position, step.kind, step.name, {text:step.result}, {seconds_between:{now}|step.until_time},"
         " step.actor, step.task_time = t.create_time FROM {step} AS step JOIN {task} AS t ON t.id = step.task_id"

@@ -18,8 +18,7 @@ RETURNED = (
 REPLACE = ("replace", "replace_running")  # what ``on_duplicate`` may be where a task that holds the reference changes
 RARE_COLUMNS = ("payload_type", "context", "group_key", "tag", "lease_seconds")  # most tasks have none of them
 VARYING_COLUMNS = ("reference_number", "payload")
-# The reference names the row; a task stays in its group (to move it, cancel it and enqueue another); the budget has a
-# rule of its own.
+# The reference names the row; a task stays in its group (to move it, cancel it first); the budget has its own rule.
 NOT_REPLACED = ("reference_number", "group_key", "max_attempts")
 READY_COLUMNS = "next_process_time, ready_time, parked_by, expire_time"
 OwnColumns = tuple[tuple[str, str], ...]  # of a project's own table: quoted name, PostgreSQL type

@@ -1,8 +1,7 @@
 """Statements of statistics. Their cost does not grow with the tables, because every count has a limit.
 
 Each statement answers for many queues, so the number of queries of a page does not depend on the number of queues.
-A field in braces that is left in a statement is filled in by its caller. A limit is such a field and not a parameter,
-because the planner chooses by it.
+A field in braces that is left in a statement is filled in by its caller, such as a limit: the planner chooses by it.
 """
 
 from django_dbtaskqueue.core.sql.dialects import Group, part, template

@@ -392,8 +392,7 @@ def write_finished(export: Export, location: str, batches: Iterable[pa.RecordBat
 # -- summaries ---------------------------------------------------------------------------------------------------------
 
 # Of each day what reports add up. The name of its file begins with a key of the contents of the day's files, and of the
-# options that change the figures. When a file of the day changes, nobody reads the summary, and the next writer removes
-# it.
+# options that change the figures. If a file of the day changes, nobody reads the summary: the next writer removes it.
 
 
 def key_of(files: Iterable[DataFile], options: str) -> str:

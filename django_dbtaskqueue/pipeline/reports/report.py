@@ -36,8 +36,7 @@ MAX_DECIMALS = 6
 class Report(reports.ReportJob):
     """Reads each task once (task table, history, lake) and reports by queue and hour: how many arrived and ended, how
     many succeeded, were retried and failed, how long they waited and ran (p50, p95, p99), and how many were waiting.
-    Then: what is left of the error budgets, the failures by message, noisy queues, the cost of the retries, and what
-    never succeeds.
+    Then: what is left of error budgets, failures by message, noisy queues, the cost of retries, what never succeeds.
 
     Waiting times are of tasks taken once, from creation to start; a delay the producer asked for is part of them.
     Deleted tasks are not counted. With --out it writes figures, tables and, in a Django project, a page; with a
