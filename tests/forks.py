@@ -154,7 +154,6 @@ class Fork(Program):
         return self._code
 
 
-# -- in the server ----------------------------------------------------------------------------------------------------
 def serve() -> None:
     """Answer requests; in a fork, run its command to the end of the process."""
     import django

@@ -73,7 +73,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args = files[first:] + files[:first]
 
 
-# -- processes --------------------------------------------------------------------------------------------------------
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Tests that were named run in this process."""
@@ -137,7 +136,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
                 child.kill()
 
 
-# -- what the end of a run says ---------------------------------------------------------------------------------------
 def left_out(config: pytest.Config) -> dict[str, str]:
     """Return the markers that this run leaves out, with what pyproject.toml says of them: how their tests run."""
     markers = (line.partition(": ") for line in config.getini("markers"))

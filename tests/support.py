@@ -182,7 +182,6 @@ def refused(condition: str, using: str = "default", *, code: str = "XX000") -> I
         sql(end, alias=using)
 
 
-# -- the audit --------------------------------------------------------------------------------------------------------
 COLUMNS = "task_id, old_status, new_status, old_total, new_total, old_attempt, new_attempt, budget, due, clock"
 CREATE = (
     "CREATE TABLE test_audit (seq {serial}, task_id bigint, old_status text, new_status text, old_total bigint,"

@@ -49,7 +49,6 @@ def register() -> None:
         processor(name, retry="fixed:1ms", executor="process" if name == "process" else None)(work)
 
 
-# -- what is enqueued --------------------------------------------------------------------------------------------------
 def fill(queue: str, references: Iterable[str], **options: Any) -> Any:
     """Enqueue tasks; return the last one."""
     return [enqueue(queue, reference, **options) for reference in references][-1]
@@ -84,7 +83,6 @@ def fill_ttl(queue: str) -> None:
     enqueue(queue, "in time", ttl=HOUR)
 
 
-# -- what is found -----------------------------------------------------------------------------------------------------
 def tasks(queue: str) -> list[Any]:
     """Return the tasks of all databases, in the order in which they were enqueued."""
     found = [model_for(queue)._base_manager.using(alias).filter(queue=queue) for alias in aliases_of(queue)]
@@ -141,7 +139,6 @@ def where(queue: str) -> str:
     return " ".join(pids.get(task.result, "a child") if task.finish_time else task.status for task in tasks(queue))
 
 
-# -- the data ----------------------------------------------------------------------------------------------------------
 class Differs(NamedTuple):
     """What a road makes of a feature instead, and why."""
 

@@ -395,7 +395,6 @@ class Protocol:
         return left
 
 
-# -- states ----------------------------------------------------------------------------------------------------------
 def rank(task: int, row: Task) -> tuple[bool, bool, int]:
     return (row.status != PROCESSING, not (row.ready and row.attempt), task)
 

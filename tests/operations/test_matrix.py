@@ -47,7 +47,6 @@ GIVEN: dict[str, dict[str, Any]] = {
     "signal": {"signal": "go"},
 }
 
-# -- what is expected --------------------------------------------------------------------------------------------------
 GONE, NO_CHANGE = None, "as it was"
 # Each verb: the statuses that it changes, and where they lead. It leaves tasks of another status as they are.
 TARGETS: dict[str, dict[Any, str | None]] = {
@@ -103,7 +102,6 @@ EFFECTS: dict[str, Callable[[], bool]] = {
 }
 
 
-# -- the roads ---------------------------------------------------------------------------------------------------------
 Use = Callable[[Any, str, list[Task]], Any]
 
 
@@ -282,7 +280,6 @@ def make_one(status: str, alias: str = "default", **columns: Any) -> Task:
     return make_task(status, using=alias, payload={"name": "Ada"}, **later, **columns)
 
 
-# -- what a verb does to a status --------------------------------------------------------------------------------------
 def became(before: dict[str, Any], task: Task | None, verb: str) -> str | None:
     """Return the status that a task has now, or what else there is to say of it."""
     if task is None:
@@ -365,7 +362,6 @@ def test_every_verb_has_a_line_in_the_tables_a_road_and_a_permission_of_its_own(
     assert {name.partition("_")[0] for name in made - asked} == {"view"}, "no permission that no verb uses"
 
 
-# -- who may -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Role:
     """Who tries: which permissions, and where they suffice."""

@@ -294,7 +294,6 @@ def test_what_py4j_raises_it_does_not_log_too(caplog: pytest.LogCaptureFixture) 
     assert caplog.messages == ["Ours.", "Exception while sending."]
 
 
-# -- the jobs: options, progress, and how errors are told --------------------------------------------------------------
 def test_every_job_says_what_it_is() -> None:
     for name in jobs.JOBS:
         found = job(name)

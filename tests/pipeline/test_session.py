@@ -110,7 +110,6 @@ def test_files_go_where_the_settings_say_or_can_be(tmp_path: Path, monkeypatch: 
     assert session.scratch() == tmp_path / f"dbtaskqueue-spark-{os.getuid()}"
 
 
-# -- addresses of databases: read, shown without what is secret, and used ----------------------------------------------
 URLS = [
     ("postgresql://me:p%40ss@db.example:5433/tasks?sslmode=require", {"password": "p@ss"}),
     ("postgres://me@localhost/tasks", {}),

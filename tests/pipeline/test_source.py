@@ -128,7 +128,6 @@ def test_partitions_of_a_snapshot_see_one_state(pg: Database) -> None:
         read(found, slices[0])
 
 
-# -- the columns that Spark sees are the database's --------------------------------------------------------------------
 KINDS = dict.fromkeys(("CharField", "TextField", "JSONField"), "string")
 KINDS |= {"BigAutoField": "bigint", "BigIntegerField": "bigint", "IntegerField": "int", "SmallIntegerField": "smallint"}
 KINDS |= {"DateTimeField": "timestamp", "FloatField": "double", "BooleanField": "boolean"}

@@ -121,7 +121,6 @@ def listening(*listeners: signals.Listener) -> Iterator[None]:
             signals.unregister(listener)
 
 
-# -- executors, and processors that another process finds --------------------------------------------------------------
 class Inline:
     slots = 3
 

@@ -98,7 +98,6 @@ def test_in_atomic_mode_its_writes_are_the_task_s(site: Site) -> None:
         assert len(site.booked()) == payload
 
 
-# -- it may not change the outcome -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("returned", [["mine"], None])
 def test_another_value_is_refused(site: Site, returned: Any, caplog: pytest.LogCaptureFixture) -> None:
     factory = middleware(lambda call, task: call(task) and returned)

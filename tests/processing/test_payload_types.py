@@ -217,7 +217,6 @@ def test_two_handlers_declare_different_things_of_their_queue_together_and_may_n
     assert (known.max_attempts, known.lease) == (7, timedelta(minutes=3))
 
 
-# -- two classes of one name -------------------------------------------------------------------------------------------
 def of_another_module(cls: Any, **members: Any) -> Any:
     """Return a class with the name and the fields of ``cls``, as another module of the project may have one."""
     return dataclass(type(cls.__name__, (), {"__annotations__": get_type_hints(cls), "__module__": "mail", **members}))

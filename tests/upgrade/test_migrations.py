@@ -17,7 +17,6 @@ from django.db.models import Q
 from django.db.models.functions import Now, Random
 from pytest_django import DjangoDbBlocker
 
-# -- the statements that hold a lock only for a moment, in the SQL for PostgreSQL that Django would run ----------------
 NAME = r'"?(\w+)"?'
 NEW_TABLE = re.compile(rf"CREATE (?:UNLOGGED )?TABLE {NAME}")
 TABLE = re.compile(rf"\b(?:ALTER TABLE(?: ONLY)?|ON|INTO|UPDATE|FROM|REFERENCES|DROP TABLE|TRUNCATE) {NAME}")
@@ -78,7 +77,6 @@ def _flat(operations: Sequence[Operation]) -> Iterator[Operation]:
             yield operation
 
 
-# -- they are asked of each migration that there is, and of bad ones ---------------------------------------------------
 LOADER = MigrationLoader(None)  # the files, whatever a database has
 POSITIVE = models.CheckConstraint(condition=Q(attempt__gte=0), name="planted_positive")
 INDEX = models.Index(fields=["tag"], name="dbtaskqueue_planted")
