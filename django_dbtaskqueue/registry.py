@@ -337,8 +337,7 @@ def weights_of(texts: Iterable[str], excluded: Iterable[str] = ()) -> dict[str, 
     Raises ``UnknownQueue`` with the nearest name, and ``ImproperlyConfigured`` for a queue without a processor, for a
     bad weight, and when no queue is left.
     """
-    requested = dict(_pair(text) for text in _names(texts)) or dict.fromkeys(queues(), 1)
-    if not requested:
+    if not (requested := dict(_pair(text) for text in _names(texts)) or dict.fromkeys(queues(), 1)):
         raise ImproperlyConfigured(
             "There is nothing to poll: no processor is registered. Write one with @processor(...) in the tasks.py of "
             "an installed app."
@@ -346,8 +345,7 @@ def weights_of(texts: Iterable[str], excluded: Iterable[str] = ()) -> dict[str, 
     excluded_names = set(_names(excluded))
     for queue in [*requested, *excluded_names]:
         _check_has_processor(queue)
-    selected = {queue: weight for queue, weight in requested.items() if queue not in excluded_names}
-    if not selected:
+    if not (selected := {queue: weight for queue, weight in requested.items() if queue not in excluded_names}):
         raise ImproperlyConfigured(
             f"There is nothing to poll: --exclude leaves none of {', '.join(sorted(requested))}."
         )

@@ -12,8 +12,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import usage
 
 # Bytes. To empty few rows takes less than to make new files; the next test would read the many dead rows.
-LARGE = 2**17
-STAY = {"django_content_type", "auth_permission"}
+LARGE, STAY = 2**17, {"django_content_type", "auth_permission"}
 
 
 def teardown(case: TransactionTestCase) -> None:

@@ -9,8 +9,7 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING, TERMINAL, Status
 from django_dbtaskqueue.models import Task
 
-QUEUE = "parcels"
-LEASE = timedelta(minutes=1)
+QUEUE, LEASE = "parcels", timedelta(minutes=1)
 HOLDER = "poller-1:100:abc"
 
 

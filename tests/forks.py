@@ -23,8 +23,7 @@ from typing import Any
 from tests.patience import DEFAULT_S, PATIENCE, eventually, until
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-MANAGE = str(REPOSITORY / "manage.py")
-SERVE = "from tests.forks import serve; serve()"
+MANAGE, SERVE = str(REPOSITORY / "manage.py"), "from tests.forks import serve; serve()"
 
 
 class ForkServer:

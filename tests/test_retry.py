@@ -224,8 +224,7 @@ def test_even_a_policy_without_repr_cannot_raise(monkeypatch: pytest.MonkeyPatch
     assert retry.next_delay(giving(Unprintable()), 1, None) is not None
 
 
-EXACT = Fixed(s(7), jitter=0)
-FAILED = Fail(ValueError())
+EXACT, FAILED = Fixed(s(7), jitter=0), Fail(ValueError())
 
 
 def test_decide() -> None:

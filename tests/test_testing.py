@@ -28,8 +28,7 @@ from tests.patience import PATIENCE, until
 from tests.testapp.models import Booking
 
 pytestmark = [pytest.mark.usefixtures("taskqueue_registry"), pytest.mark.django_db(databases=["default", "sqlite"])]
-REPOSITORY = Path(__file__).resolve().parent.parent
-MINUTE = timedelta(minutes=1)
+REPOSITORY, MINUTE = Path(__file__).resolve().parent.parent, timedelta(minutes=1)
 both = pytest.mark.parametrize("alias", ["default", "sqlite"])
 
 

@@ -26,8 +26,7 @@ from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within, estimate
 from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, page_of
 
-PAGE_ROWS = 50
-MAX_QUEUES_TO_PICK = 200
+PAGE_ROWS, MAX_QUEUES_TO_PICK = 50, 200
 COUNT_TIMEOUT = timedelta(milliseconds=60)  # after that the number of rows is estimated
 BEFORE_KEY, AFTER_KEY = "before", "after"  # query keys: the ids at which a page begins
 FULL_SEARCH_KEY = "whole"  # query key: search to the end, as long as OPERATIONS_TIMEOUT allows

@@ -295,9 +295,7 @@ def _first_paragraph(thing: Any) -> str:
 
 # -- from a route to a Django view: who calls, what was sent, what is answered ----------------------------------------
 
-READ_FROM_HEADER = "X-Read-From"
-AUTH_SCHEME = "Bearer "
-API_SOURCE = "api"
+READ_FROM_HEADER, AUTH_SCHEME, API_SOURCE = "X-Read-From", "Bearer ", "api"
 LAST_USE_PRECISION = timedelta(minutes=1)  # a token's last use is written at most as often
 Entry = Callable[..., HttpResponseBase]
 Answerer = Callable[[HttpRequest, Actor | None, Mapping[str, Any]], HttpResponse]

@@ -27,8 +27,7 @@ from django_dbtaskqueue.core.outcomes import Outcome
 
 __all__ = ["instrument", "uninstrument"]
 
-SCOPE = "django_dbtaskqueue"
-SYSTEM = "dbtaskqueue"
+SCOPE, SYSTEM = "django_dbtaskqueue", "dbtaskqueue"
 PROPAGATOR = TraceContextTextMapPropagator()
 Attributes = dict[str, str | int]
 T = TypeVar("T")

@@ -355,8 +355,7 @@ class Limiter(threading.local):
 
     def _within_group_rates(self, session: Session, rows: list[Row]) -> list[Row]:
         """Take a token of its group for each task; put those off that get none, until their group has one."""
-        keys = {row[GROUP] for row in rows if row[GROUP]} if self.rate_per_group else ()
-        if not keys:
+        if not (keys := {row[GROUP] for row in rows if row[GROUP]} if self.rate_per_group else ()):
             return rows
         limits = {"queue_name": self.queue, "rate": self.rate_per_group, "burst": self.burst_per_group}
         groups = session.sql.dialect.array(sorted(keys))

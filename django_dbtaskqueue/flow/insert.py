@@ -163,8 +163,7 @@ class Insert:
         """Insert tasks whose references a rule derived. If another producer began one's period first, begin again."""
         while True:
             taken = placement.in_period(session, self.queue, rule, [row["reference_number"] for row in rows])
-            fresh = [row for row in rows if row["reference_number"] not in taken] if taken else rows
-            if not fresh:
+            if not (fresh := [row for row in rows if row["reference_number"] not in taken] if taken else rows):
                 return Written(spent=True)
             most, wait = self.settings.capacity, self.how.timeout
             capacity = placement.free_capacity(session, self.queue, most, len(fresh), wait)

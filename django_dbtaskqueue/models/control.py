@@ -33,8 +33,7 @@ class Queue(models.Model):
 
     class Meta:
         default_permissions = ("view",)
-        verbose_name = _("queue")
-        verbose_name_plural = _("queues")
+        verbose_name, verbose_name_plural = _("queue"), _("queues")
         permissions: ClassVar = [
             ("pause_queue", "Can pause and resume queues"),
             ("purge_queue", "Can delete every task of a queue"),
@@ -103,8 +102,7 @@ class Poller(models.Model):
 
     class Meta:
         default_permissions = ("view",)
-        verbose_name = _("poller")
-        verbose_name_plural = _("pollers")
+        verbose_name, verbose_name_plural = _("poller"), _("pollers")
         permissions: ClassVar = [("control_poller", "Can drain, stop, pause and start pollers")]
 
     def __str__(self) -> str:
@@ -156,8 +154,7 @@ class Schedule(models.Model):
     clock: datetime  # the database's time, where a query adds it
 
     class Meta:
-        verbose_name = _("schedule")
-        verbose_name_plural = _("schedules")
+        verbose_name, verbose_name_plural = _("schedule"), _("schedules")
         permissions: ClassVar = [("run_schedule", "Can run schedules now")]
         constraints: ClassVar = [readable("next_time", "last_time")]
 
@@ -210,8 +207,7 @@ class FailureGroup(models.Model):
 
     class Meta:
         default_permissions = ("view",)
-        verbose_name = _("failure group")
-        verbose_name_plural = _("failure groups")
+        verbose_name, verbose_name_plural = _("failure group"), _("failure groups")
         indexes: ClassVar = [index("failure_seen", "last_seen")]
 
     def __str__(self) -> str:
@@ -225,8 +221,7 @@ class Overview(Queue):
     class Meta:
         proxy = True
         default_permissions = ()
-        verbose_name = _("overview")
-        verbose_name_plural = _("overview")
+        verbose_name, verbose_name_plural = _("overview"), _("overview")
 
 
 class Doctor(Queue):
@@ -235,8 +230,7 @@ class Doctor(Queue):
     class Meta:
         proxy = True
         default_permissions = ()
-        verbose_name = _("doctor")
-        verbose_name_plural = _("doctor")
+        verbose_name, verbose_name_plural = _("doctor"), _("doctor")
 
 
 # -- what operators do: named by user name and key, because the queue's database need not be the users' ----------------
@@ -288,8 +282,7 @@ class BulkOperation(NumberedRow):
 
     class Meta:
         default_permissions = ("view",)
-        verbose_name = _("bulk operation")
-        verbose_name_plural = _("bulk operations")
+        verbose_name, verbose_name_plural = _("bulk operation"), _("bulk operations")
         indexes: ClassVar = [index("bulk_unfinished", "update_time", "id", state__in=UNFINISHED)]
 
     @property
@@ -321,8 +314,7 @@ class AuditEntry(NumberedRow):
 
     class Meta:
         default_permissions = ("view",)
-        verbose_name = _("audit entry")
-        verbose_name_plural = _("audit")
+        verbose_name, verbose_name_plural = _("audit entry"), _("audit")
         indexes: ClassVar = [index("audit_queue", "queue", "id"), index("audit_actor", "actor", "id")]
 
     def __str__(self) -> str:
@@ -490,8 +482,7 @@ class PipelineReport(NumberedRow):
 
     class Meta:
         default_permissions = ("view",)
-        verbose_name = _("pipeline report")
-        verbose_name_plural = _("pipeline reports")
+        verbose_name, verbose_name_plural = _("pipeline report"), _("pipeline reports")
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.create_time:%Y-%m-%d %H:%M}"

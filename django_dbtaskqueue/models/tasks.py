@@ -152,8 +152,7 @@ class Task(AbstractTask):
 
     class Meta(AbstractTask.Meta):
         default_permissions = ("add", "delete", "view")  # a change is a verb, with a permission of its own
-        verbose_name = _("task")
-        verbose_name_plural = _("tasks")
+        verbose_name, verbose_name_plural = _("task"), _("tasks")
         permissions: ClassVar = [
             ("reprocess_task", "Can reprocess tasks (ERROR to CREATED)"),
             ("mark_poison_task", "Can mark tasks as poison (ERROR to POISON)"),
@@ -178,8 +177,7 @@ class PoisonTask(Task):
     class Meta:
         proxy = True
         default_permissions = ()
-        verbose_name = _("poison task")
-        verbose_name_plural = _("poison")
+        verbose_name, verbose_name_plural = _("poison task"), _("poison")
 
 
 class TemporaryTask(AbstractTask):
@@ -187,8 +185,7 @@ class TemporaryTask(AbstractTask):
 
     class Meta(AbstractTask.Meta):
         default_permissions = ("view",)
-        verbose_name = _("temporary task")
-        verbose_name_plural = _("temporary tasks")
+        verbose_name, verbose_name_plural = _("temporary task"), _("temporary tasks")
 
 
 class TaskHistory(TaskColumns):
@@ -204,8 +201,7 @@ class TaskHistory(TaskColumns):
 
     class Meta:
         default_permissions = ("view",)
-        verbose_name = _("task in history")
-        verbose_name_plural = _("history")
+        verbose_name, verbose_name_plural = _("task in history"), _("history")
         indexes: ClassVar = [
             index("history_task", "location", "task_id"),
             index("history_finished", "queue", "finish_time"),
@@ -254,8 +250,7 @@ class Attempt(NumberedRow):
 
     class Meta:
         default_permissions = ("view",)
-        verbose_name = _("failed attempt")
-        verbose_name_plural = _("failed attempts")
+        verbose_name, verbose_name_plural = _("failed attempt"), _("failed attempts")
         indexes: ClassVar = [
             index("attempt_task", "location", "task_id", "total_attempt"),
             index("attempt_fp", "fingerprint", "id"),
@@ -357,7 +352,6 @@ class Batch(NumberedRow):
     callback_id = models.BigIntegerField(_("last task"), null=True, blank=True)
 
     class Meta:
-        verbose_name = _("batch")
-        verbose_name_plural = _("batches")
+        verbose_name, verbose_name_plural = _("batch"), _("batches")
         default_permissions = ("view",)
         constraints: ClassVar = [readable("create_time")]

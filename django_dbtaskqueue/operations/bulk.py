@@ -47,8 +47,7 @@ def request_of(
 ) -> tuple[ActionRequest, Search]:
     """Return a request and its search, read and checked. Raises ``SearchError`` and ``OperationRefused``."""
     known = bulk_verb(verb if isinstance(verb, str) else verb.name)
-    search = parse(q) if isinstance(q, str) else q
-    if not search:
+    if not (search := parse(q) if isinstance(q, str) else q):
         words = _(
             "An empty search would %(verb)s every task of every queue. Say which: queue:claims, status:ERROR, age:>1d, "
             "or all of these."

@@ -33,8 +33,7 @@ from django_dbtaskqueue.operations.serializers import message_of, uniqueness_not
 
 __all__ = ["Explanation", "explain"]
 
-MAX_POLLERS_READ = 1000
-MAX_POLLERS_NAMED = 3
+MAX_POLLERS_READ, MAX_POLLERS_NAMED = 1000, 3
 IDLE_STATES = ("PAUSED", "ENDING")  # of a poller that takes no task
 
 

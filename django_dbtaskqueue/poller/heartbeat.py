@@ -248,8 +248,7 @@ class Rescuer:
             session = Session.on(queues[0].port.alias, queues[0].port.model)
             left = seconds_until_exhausted_by_queue(session, [queue.name for queue in queues])
             for queue in queues:
-                wait = rescue_due(session, queue, left.get(queue.name), self._metrics)
-                self._due[queue] = clock.monotonic() + wait
+                self._due[queue] = rescue_due(session, queue, left.get(queue.name), self._metrics) + clock.monotonic()
         now = clock.monotonic()
         return max(min(self._due.values()) - now, (now - began) / RESCUE_TIME_SHARE)
 

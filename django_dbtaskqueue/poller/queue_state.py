@@ -269,8 +269,7 @@ def release_unknown(session: Session, queue: QueueState, instance: str, held: It
 
 def leave_to_others(session: Session, queue: QueueState, refusals: list[Refusal], instance: str) -> list[Refusal]:
     """Give tasks without a processor here to pollers that have one, as of a new release, or park them."""
-    types = {lease.payload_type or "" for lease, refused in refusals if is_without_handler(refused)}
-    if not types:
+    if not (types := {lease.payload_type or "" for lease, refused in refusals if is_without_handler(refused)}):
         return refusals
     find_foreign_types(session, queue, queue.foreign_types | types, instance)
     foreign = [is_without_handler(one) and (lease.payload_type or "") in queue.foreign_types for lease, one in refusals]

@@ -27,8 +27,7 @@ from typing import Any
 from tests.architecture.source import PACKAGE, REPOSITORY
 from tests.patience import PATIENCE
 
-RUNS = 15
-WARM_UP_RUNS = 3
+RUNS, WARM_UP_RUNS = 15, 3
 FOLDER = f"{REPOSITORY / PACKAGE}/"
 NOT_COUNTED = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator

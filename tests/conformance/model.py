@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-LEASE = 6000
-ENDED = ("COMPLETED", "ERROR", "POISON")
+LEASE, ENDED = 6000, ("COMPLETED", "ERROR", "POISON")
 
 
 @dataclass

@@ -14,8 +14,7 @@ from django_dbtaskqueue.contrib import sentry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.testing import drain
 
-QUEUE = "watched"
-TICK = "2026-11-22T03:00:00Z"
+QUEUE, TICK = "watched", "2026-11-22T03:00:00Z"
 pytestmark = pytest.mark.django_db
 
 

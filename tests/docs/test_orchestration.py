@@ -21,8 +21,7 @@ from tests.docs.test_reference import DOCS
 from tests.factories import age, make_task
 from tests.patience import PATIENCE
 
-REPOSITORY = DOCS.parent
-FILES = DOCS / "files"
+REPOSITORY, FILES = DOCS.parent, DOCS / "files"
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 

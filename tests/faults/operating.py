@@ -17,8 +17,7 @@ from tests.kills import KILLED
 
 PAUSE_S = 0.5  # between two turns
 CANCELS = 3  # of tasks that would complete, in one turn
-PLACES = ("marked", "inserted", "deleted")
-SHARDS = ("default", "second")
+PLACES, SHARDS = ("marked", "inserted", "deleted"), ("default", "second")
 MOST_MS = 600  # of a move that is killed wherever it is
 
 

@@ -26,8 +26,7 @@ def event(kind: str, clock: float, **values: Any) -> Event:
     return Event(kind, clock, PID, values)
 
 
-ENQUEUED = change(1, None, "CREATED")
-TAKEN = change(2, "CREATED", "PROCESSING")
+ENQUEUED, TAKEN = change(1, None, "CREATED"), change(2, "CREATED", "PROCESSING")
 DONE = change(5, "PROCESSING", "COMPLETED", 1)
 INVOKED = event("invoked", 0.0, transaction="t", queue="plain", references=["ok-t-0"])
 ACKNOWLEDGED = event("ok", 1.5, transaction="t")
@@ -36,8 +35,7 @@ ROW = Row(1, "plain", "ok-t-0", "COMPLETED", 1, ["ok-t-0", 1])
 IN_EFFECTS = replace(ROW, queue="effects")
 LIMITS = {"capacities": {"plain": 1}, "budgets": {"lethal": 3}, "expected": {"ok": "COMPLETED", "delete": None}}
 GOOD = Evidence([ENQUEUED, TAKEN, DONE], [INVOKED, ACKNOWLEDGED, START, END], [ROW], bookings={"t": 0}, **LIMITS)
-SECOND = {"task": 2, "reference": "ok-t-1"}
-GROUPED = {"queue": "grouped", "group": "g"}
+SECOND, GROUPED = {"task": 2, "reference": "ok-t-1"}, {"queue": "grouped", "group": "g"}
 IN_GROUP = [change(1, None, "CREATED", **GROUPED), change(2, None, "CREATED", **GROUPED, **SECOND)]
 IN_GROUP.append(change(3, "CREATED", "PROCESSING", **GROUPED, **SECOND))
 OUTAGE = [(1, 1, "django.db.utils.OperationalError")]

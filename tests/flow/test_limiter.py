@@ -28,8 +28,7 @@ from tests.operations.site import command, data
 from tests.support import at_once, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
-SECOND = timedelta(seconds=1)
-DATABASES = [("default", "skip_locked"), ("sqlite", "auto")]
+SECOND, DATABASES = timedelta(seconds=1), [("default", "skip_locked"), ("sqlite", "auto")]
 STRATEGIES = [*DATABASES, ("default", "optimistic"), ("default", "tests.conformance.driver.Plain")]
 any_strategy = pytest.mark.parametrize("alias", STRATEGIES, indirect=True, ids="-".join)
 

@@ -13,8 +13,7 @@ from types import CodeType, ModuleType
 from typing import NamedTuple
 
 TABLE = Path(__file__).with_name("seeded_bugs.txt")
-REPOSITORY = TABLE.parent.parent.parent
-PACKAGE = "django_dbtaskqueue"
+REPOSITORY, PACKAGE = TABLE.parent.parent.parent, "django_dbtaskqueue"
 VARIABLE = "DBTASKQUEUE_SEEDED_BUG"  # its name; empty: none
 
 

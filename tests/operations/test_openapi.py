@@ -26,8 +26,7 @@ from tests.operations.site import attempt, data, failure_group, logged_in
 from tests.support import taken_back
 
 urlpatterns = [path("here/api/", include("django_dbtaskqueue.api.urls"))]
-ROOT = "/here/api"
-FINGERPRINT = "f" * 40
+ROOT, FINGERPRINT = "/here/api", "f" * 40
 # What each POST is sent; a route without an entry here fails.
 WITH_A_REASON = "cancel_operation", "put_back_operation", "command_poller", "act_on_schedule"
 BODIES: dict[str, dict[str, Any]] = {

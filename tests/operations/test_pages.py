@@ -367,8 +367,7 @@ def test_run_times_and_waits_are_mapped_by_time(op: Client) -> None:
     assert "dbtq-waits-map" not in shown, "no wait was measured"
 
 
-DAY = timedelta(days=1)
-PRINT = "9f2c" * 10
+DAY, PRINT = timedelta(days=1), "9f2c" * 10
 TRACE = 'Traceback (most recent call last):\n  File "tasks.py", line 41, in assess\nPlaneUnknown: N14228'
 FAILURES = f"{ADMIN}failuregroup/"
 OF_PRINT = f"{FAILURES}{PRINT}/change/"

@@ -24,8 +24,7 @@ from tests.operations.site import ADMIN, TASKS, command, failure_group, post, re
 from tests.support import taken_back
 
 COLUMNS = [field.name for field in Task._meta.concrete_fields if field.name != "last_update_time"]
-HOUR = timedelta(hours=1)
-OPERATIONS = f"{ADMIN}bulkoperation/"
+HOUR, OPERATIONS = timedelta(hours=1), f"{ADMIN}bulkoperation/"
 PRINT = "84e82a" + "0" * 34
 SEARCH = f"fingerprint:{PRINT} status:ERROR"
 

@@ -28,8 +28,7 @@ from django_dbtaskqueue.testing import advance
 from tests.factories import QUEUE, age, make_task
 from tests.operations.site import ONLY_PARCELS, QUEUES, command, page, post, refused
 
-NOW = VerbOptions(timedelta(0), signal="approved")
-HOUR = timedelta(hours=1)
+NOW, HOUR = VerbOptions(timedelta(0), signal="approved"), timedelta(hours=1)
 
 
 def taken() -> int:

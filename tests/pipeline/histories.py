@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from django_dbtaskqueue.pipeline.reports.transforms import REPORT_COLUMNS
 from django_dbtaskqueue.pipeline.source import schema_of
 
-MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
-HOUR = timedelta(hours=1)
+MONDAY, HOUR = datetime(2026, 1, 5, tzinfo=UTC), timedelta(hours=1)
 BERLIN = ZoneInfo("Europe/Berlin")
 
 

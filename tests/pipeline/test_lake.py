@@ -19,8 +19,7 @@ from django_dbtaskqueue.pipeline.source import TASKS, arrow_schema
 from tests.pipeline.executors import ThisProcess
 from tests.pipeline.lakes import flip, ids
 
-FINISHED = datetime(2026, 1, 31, 8, tzinfo=UTC)
-DAY = "2026-01-31"
+FINISHED, DAY = datetime(2026, 1, 31, 8, tzinfo=UTC), "2026-01-31"
 
 
 def lake_of(folder: Path | str, *batches: Mapping[str, Any]) -> Lake:

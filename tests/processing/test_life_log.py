@@ -18,8 +18,7 @@ from tests.processing.conftest import QUEUE, Site, on_real_connections
 from tests.support import taken_back
 
 pytestmark = on_real_connections
-HOUR = timedelta(hours=1)
-TRACE = "0af7651916cd43dd8448eb211c80319c"
+HOUR, TRACE = timedelta(hours=1), "0af7651916cd43dd8448eb211c80319c"
 CONTEXT = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
 FIELDS = {"task_id", "queue", "reference", "attempt", "task_event", "trace_id"}
 FIELDS |= {"wait_seconds", "run_seconds", "due_time"}

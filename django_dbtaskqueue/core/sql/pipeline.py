@@ -248,8 +248,7 @@ ARCHIVES = {"task": ArchiveStatements, "history": ArchiveOfHistory}  # by the ta
 #
 # Without events a stream compares the transaction ids of all rows, which reads the whole table. PostgreSQL only.
 
-EVENT_TABLE = '"dbtaskqueue_finishevent"'
-POSITION_TABLE = '"dbtaskqueue_streamposition"'
+EVENT_TABLE, POSITION_TABLE = '"dbtaskqueue_finishevent"', '"dbtaskqueue_streamposition"'
 TRIGGER_NAME = "dbtaskqueue_finish"
 TRIGGER_LOCK_TIMEOUT = "2s"  # making or dropping the trigger waits for open transactions, and writers wait behind it
 EVENT_SCHEMA_SQL = f"SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('{EVENT_TABLE}')"

@@ -67,8 +67,7 @@ class RetentionStatements(Group):
     count_all = template("{_counting:{{table}}|queue_name}")
 
 
-CHANGES_TABLE = '"dbtaskqueue_taskchange"'
-AUDIT_TABLE = '"dbtaskqueue_auditentry"'
+CHANGES_TABLE, AUDIT_TABLE = '"dbtaskqueue_taskchange"', '"dbtaskqueue_auditentry"'
 
 
 class EraseStatements(Group):
