@@ -35,7 +35,7 @@ MASKED_KEYS = (
 MAX_SHOWN_DEPTH, TOO_DEEP = 100, "…"  # lists and objects in each other; what is deeper is not shown
 WORD_MARK = "="
 JOINTS = " \t\r\n\f\v_.-"
-PLAIN_ASCII = str.maketrans(ascii_uppercase, ascii_lowercase, JOINTS)
+LOWER, PLAIN_ASCII = (str.maketrans(ascii_uppercase, ascii_lowercase, without) for without in ("", JOINTS))
 NAME_KEYS = ("name", "key", "header", "type", "field", "k")  # {"name": "Authorization", "value": "…"}
 VALUE_KEYS = ("value", "values", "val", "v")
 
@@ -43,37 +43,57 @@ VALUE_KEYS = ("value", "values", "val", "v")
 # explicit classes, no flag but DOTALL and no reference to a group, and no two alternatives fit at one place.
 GAP, INK = r"[ \t\n\r\f\v]", r"[^ \t\n\r\f\v]"
 CAMEL = "(?<=[a-z0-9])(?=[A-Z])"
-WORD_BEGINS, WORD_ENDS = f"(?:(?<![A-Za-z0-9])|{CAMEL})", f"(?:(?![A-Za-z0-9])|{CAMEL})"
+WORD_BEGINS, WORD_ENDS = f"(?:(?<![A-Za-z0-9])|%5[bB]|{CAMEL})", f"(?:(?![A-Za-z0-9])|{CAMEL})"
 REST_OF_KEY = r"[^ \t\n\r\f\v!-,/:-@\[-\^`{-~]{0,64}"  # letters, digits, and - . _
-IN_LISTS = rf"(?:(?:\]|%5[dD])(?==))?(?:\[[0-9]{{0,9}}\]{REST_OF_KEY}){{0,8}}"  # tokens[0].text: x, user[token]=x
-OPENING = r"[bBrRuU]{0,2}\\*[\"']"
-QUOTED_TEXT = (
+SIGN = "[!+]?=+(?:>|(?![=>]))"
+IN_LISTS = rf"(?:\[[0-9]{{1,9}}\]{REST_OF_KEY}){{0,8}}"  # tokens[0].text: x
+# user[password][]=x, environ["TOKEN"] = "x". Not before a colon: prose has one, too.
+IN_FORMS = rf"""(?:(?:(?:\[|%5[bB])\\*["']?[A-Za-z0-9_.-]{{0,64}})?\\*["']?(?:\]|%5[dD])){{1,8}}(?=GAP*{SIGN})"""
+LETTERS, IN_DOUBLE, IN_SINGLE = "[bBfFrRtTuU]{0,2}", r"""(?:\\.|[^"\\])*""", r"""(?:\\.|[^'\\])*"""
+OPENING = rf"{LETTERS}\\*[\"']"
+QUOTED_TEXT = (  # also 'a' 'b', 'it''s', """a"""
     r"""(?:(?<=\\")(?:\\[^"]|[^\\"])*|(?<=\\')(?:\\[^']|[^\\'])*"""
-    r"""|(?<=[^\\]")(?:\\.|[^"\\])*|(?<=[^\\]')(?:\\.|[^'\\])*)"""
+    rf"""|(?<=[^\\]"){IN_DOUBLE}(?:"GAP*{LETTERS}"{IN_DOUBLE})*|(?<=[^\\]'){IN_SINGLE}(?:'GAP*{LETTERS}'{IN_SINGLE})*)"""
 )
 # What joins a key to its value, and the value. One without quotes ends at the next gap; after a key and a colon, as in
 # a header, and in brackets, with the line, because its real end is not known: too much is better than too little.
-EQUALS = r"""(?:\\*["']GAP*:|\\*["']?GAP*=[=>]?)GAP*"""
-(ANY_NAME,), (ANY_VALUE,) = (_keys(keys, "") for keys in (NAME_KEYS, VALUE_KEYS))
-VALUE_NAME = rf"""(?:\\*["']{ANY_VALUE}\\*["']GAP*:GAP*|{ANY_VALUE}=)"""
-# ("token", "x"), {"name": "token", "value": "x"}, <input name="token" value="x">
-COMMA = rf"""\\*["'](?:,GAP*(?:{VALUE_NAME}|(?!{VALUE_NAME}))|GAP+{ANY_VALUE}=)"""
-BARE_VALUE = r"""[^ \t\n\r\f\v,;&)}\]"'\[{(](?:[^ \t\n\r\f\v,;&)}\]"'(]|\([^)\n]*|"[^"\n]*"|'[^'\n]*')*"""  # UUID('x')
+EQUALS = rf"""(?:\\*["']GAP*:|\\*["']?GAP*{SIGN})GAP*"""
+ITS_VALUE, ITS_NAME = (
+    rf"""(?:\\*["']{one}\\*["']GAP*:GAP*|{one}=)""" for keys in (VALUE_KEYS, NAME_KEYS) for one in _keys(keys, "")
+)
+NEXT = r"""\\*["']?(?:,GAP*|GAP+)"""
+OTHERS = (
+    rf"""(?:{NEXT}(?!{ITS_VALUE})(?:\\*["'][A-Za-z_-]+\\*["']GAP*:GAP*|[A-Za-z_-]+=)"""
+    r"""(?:\\*["'])?[^"',=\[\]{}()<>\\]*){0,4}"""
+)
+# {"name": "token", "value": "x"}, <input name="token" type="text" value="x">, ("token", "x"), Token(text="x")
+NAMED = rf"""(?=\\*["']){OTHERS}{NEXT}{ITS_VALUE}"""
+PAIR, WITHIN = rf"""(?!{NAMED})\\*["'],GAP*""", r"\((?:[A-Za-z_]+=)?"
 # To the end of the line, and on while it ends with an opening bracket or a comma, or a closing one begins the next.
 BRACKETS = r"(?:[^\n]*(?:[\[{(,][ \t\r]*\n|\n(?=[ \t]*[\]})])))*[^\n]*"
+# UUID('x'), Some(Secret("x")), <Token: x>. Brackets that do not end in the line, or are deeper, go on as BRACKETS do.
+PLAIN, CALLED = r"""[^ \t\n\r\f\v,;&)}\]"'\[{(<]*""", r"[A-Za-z_][A-Za-z0-9_.]*[\[{(]"
+INSIDE = r"""[^\[\](){}"'\n]|'(?:\\[^\n]|[^'\\\n])*'|"(?:\\[^\n]|[^"\\\n])*\""""
+CALL = rf"(?:[\[{{(](?:{INSIDE}|[\[{{(](?:{INSIDE})*[\]}})])*[\]}})]|<[^<>\n]*>)"
+BARE = rf"""(?=[^ \t\n\r\f\v,;&)}}\]"'\[{{(]){PLAIN}(?:{CALL}{PLAIN})*(?:(?!{CALL})(?=[\[{{(<]){BRACKETS})?"""
+# password:, and its value in the next lines, as in YAML
+BELOW = r"\n[ \t]+(?=INK+[ \t\r]*(?![^\n]))"
+LINES = r"(?:[|>][-+0-9]{0,2}[ \t\r]*(?:\n[ \t]+[^\n]*)+|(?:\n[ \t]+-[ \t]+INK+[ \t\r]*(?![^\n]))+)"
 SECRET_FORMS = (
-    rf"""((?:\\*["']?GAP*(?:=[=>]?|:)GAP*|{COMMA}|\((?:[A-Za-z_]+=)?){OPENING}){QUOTED_TEXT}""",
-    rf"""((?:{EQUALS}|{COMMA}(?=-?[0-9]|[A-Za-z_.]{{1,64}}\()))(?!=){BARE_VALUE}""",
-    rf"""((?:{EQUALS}|{COMMA})(?=[\[{{(])){BRACKETS}""",
-    rf"(GAP*:(?!GAP*{OPENING})[ \t\r\f\v]*)INK[^\n]*",
+    rf"""((?:\\*["']?GAP*(?:{SIGN}|:)GAP*|{NAMED}|{PAIR}|{WITHIN}){OPENING}){QUOTED_TEXT}""",
+    rf"""((?:{EQUALS}|{NAMED}|(?:{PAIR}|{WITHIN})(?=-?[0-9]|{CALLED}))){BARE}""",
+    rf"""((?:{EQUALS}|{NAMED}|{PAIR}|{WITHIN})(?=[\[{{(])){BRACKETS}""",
+    rf"(GAP*:(?!GAP*{OPENING})[ \t\r\f\v]*(?:{BELOW})?)(?:{LINES}|INK[^\n]*)",
     r"(\t+)[^ \t\n\r\f\v=:]INK*",
     r"(>)[^<>]+(?=</)",  # <password>x</password>
     r"(\)GAP*=GAP*\()[^)]+",  # Key (token)=(x), as PostgreSQL says
 )
 OPTION = r"(--?KEYGAP+)[^ \t\n\r\f\v=:-]INK*"
-ITS_NAME = rf"""\\*["'],GAP*\\*["']{ANY_NAME}\\*["']GAP*:GAP*{OPENING}KEY"""
-VALUE_FIRST = rf"""(\\*["']{ANY_VALUE}\\*["']GAP*:GAP*{OPENING}){QUOTED_TEXT}(?={ITS_NAME})"""
-SECRET_IN_TEXT = f"(KEY{IN_LISTS})(?:{'|'.join(SECRET_FORMS)})|{OPTION}"  # nine groups, as many as PostgreSQL can name
+SECRET_IN_TEXT = f"(KEY{IN_LISTS}(?:{IN_FORMS})?)(?:{'|'.join(SECRET_FORMS)})|{OPTION}"  # 9 groups: PostgreSQL's limit
+VALUE_FIRST = (
+    rf"""(?<![A-Za-z0-9_\\])(?:({ITS_VALUE}{OPENING}){QUOTED_TEXT}(?=\\*["'])"""
+    rf"""|({ITS_VALUE})(?!{OPENING})[A-Za-z0-9_.:+/-]+{CALL}?)(?={OTHERS}{NEXT}{ITS_NAME}{OPENING}{REST_OF_KEY}KEY)"""
+)
 PASSWORD_IN_URL = r"(?<=://)([^ \t\n\r\f\v:/@]*):(?:(?!://)[^ \t\n\r\f\v\"'<>])+@"  # noqa: S105 -- a pattern
 CREDENTIALS = (
     rf"(?<![A-Za-z0-9_])(?:([bB][eE][aA][rR][eE][rR]{GAP}+)[A-Za-z0-9_.~+/=-]{{6,}}"
@@ -95,7 +115,7 @@ class Patterns(NamedTuple):
     def replaced(self) -> list[tuple[str, str]]:
         """What is replaced in a text, in turn, and by what, as PostgreSQL writes it."""
         groups = "".join(f"\\{number + 1}" for number in range(len(SECRET_FORMS) + 2))
-        value, url = (self.value_first, rf"\1{MASKED}"), (PASSWORD_IN_URL, rf"\1:{MASKED}@")
+        value, url = (self.value_first, rf"\1\2{MASKED}"), (PASSWORD_IN_URL, rf"\1:{MASKED}@")
         return [(self.text, groups + MASKED), value, url, (CREDENTIALS, rf"\1\2{MASKED}")]
 
 
@@ -181,11 +201,11 @@ def _masked(value: object, rules: Rules, depth: int = 0) -> object:
     if depth > MAX_SHOWN_DEPTH:
         return TOO_DEEP
     if isinstance(value, Mapping):
-        names = [one for key, one in value.items() if isinstance(one, str) and str(key).lower() in NAME_KEYS]
+        names = [one for key, one in value.items() if isinstance(one, str) and str(key).translate(LOWER) in NAME_KEYS]
         named = any(_is_secret(one, rules) for one in names)
         return {
             key: MASKED
-            if _is_secret(str(key), rules) or (named and str(key).lower() in VALUE_KEYS)
+            if _is_secret(str(key), rules) or (named and str(key).translate(LOWER) in VALUE_KEYS)
             else _masked(inner, rules, depth + 1)
             for key, inner in value.items()
         }
@@ -208,13 +228,9 @@ def _patterns(rules: Rules) -> Patterns:
     name = [*_keys(parts, several), *_keys(words, several, WORD_BEGINS, WORD_ENDS), *_keys(names, several, *whole)]
     word = _keys((*words, *names), one, WORD_BEGINS, WORD_ENDS)
     key = f"(?:{'|'.join([*_keys(parts, one, '', REST_OF_KEY), *word]) or NOTHING})"
-    texts = [form.replace("GAP", GAP).replace("INK", INK) for form in (SECRET_IN_TEXT, VALUE_FIRST)]
+    texts = [form.replace("KEY", key).replace("GAP", GAP).replace("INK", INK) for form in (SECRET_IN_TEXT, VALUE_FIRST)]
     signs = "://", f"[eE][rR]{GAP}", f"[iI][cC]{GAP}"
-    return Patterns(
-        "|".join(name) or NOTHING,
-        "|".join([*_keys(parts, one), *word, *signs]),
-        *[one.replace("KEY", key) for one in texts],
-    )
+    return Patterns("|".join(name) or NOTHING, "|".join([*_keys(parts, one), *word, *signs]), *texts)
 
 
 @lru_cache(maxsize=64)

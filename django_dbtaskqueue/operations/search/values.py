@@ -10,7 +10,6 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache, partial
-from string import ascii_lowercase, ascii_uppercase
 from typing import TYPE_CHECKING, Any, Union
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -21,7 +20,7 @@ from django.utils.translation import gettext as _, gettext_lazy
 
 from django_dbtaskqueue.core.durations import parse_length, task_number
 from django_dbtaskqueue.core.exceptions import SearchError
-from django_dbtaskqueue.core.masking import MASKED, NAME_KEYS, VALUE_KEYS, masked, masked_text, sql_patterns
+from django_dbtaskqueue.core.masking import LOWER, MASKED, NAME_KEYS, VALUE_KEYS, masked, masked_text, sql_patterns
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.operations.serializers import MAX_WHOLE_NUMBER, YEARS
 
@@ -216,7 +215,6 @@ READERS: dict[str, Reader] = {
 # are the same in any case: so a comparison means the same on each database. SQLite calls functions of this module.
 
 Sql = tuple[str, Sequence[object]]
-LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 INDEX = re.compile("0|[1-9][0-9]{0,8}")  # of a list
 WORDS = ("true", "false", "null")
 COMPARED = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
@@ -387,7 +385,7 @@ def _value_sql(column: str, path: Sequence[str]) -> Sql:
 def _hidden_sql(parent: str, params: Sequence[object], step: str) -> Sql:
     """Return the condition that what stands beside a value names a secret, as ``masked`` finds it."""
     name = sql_patterns().name
-    if step.lower() in VALUE_KEYS:
+    if step.translate(LOWER) in VALUE_KEYS:
         return (
             f"EXISTS (SELECT FROM jsonb_each(CASE jsonb_typeof({parent}) WHEN 'object' THEN {parent} END) AS one WHERE"
             """ lower(one.key COLLATE "C") = ANY(%s::text[]) AND jsonb_typeof(one.value) = 'string'"""
