@@ -155,9 +155,9 @@ def masked(value: object) -> object:
 
 
 def is_masked(key: str) -> bool:
-    """Whether the values of a key, or of one key of a path, are replaced."""
+    """Whether the values of a key, or of one key of a path, are replaced, or a part of the key itself."""
     rules = current_rules()
-    return _is_secret(key, rules) or any(_is_secret(step, rules) for step in key.split("."))
+    return any(_is_secret(one, rules) for one in (key, *key.split("."))) or MASKED in key or masked_text(key) != key
 
 
 def masked_text(text: str, rules: "Rules | None" = None) -> str:
@@ -201,18 +201,24 @@ def _masked(value: object, rules: Rules, depth: int = 0) -> object:
     if depth > MAX_SHOWN_DEPTH:
         return TOO_DEEP
     if isinstance(value, Mapping):
-        names = [one for key, one in value.items() if isinstance(one, str) and str(key).translate(LOWER) in NAME_KEYS]
-        named = any(_is_secret(one, rules) for one in names)
-        return {
-            key: MASKED
-            if _is_secret(str(key), rules) or (named and str(key).translate(LOWER) in VALUE_KEYS)
-            else _masked(inner, rules, depth + 1)
-            for key, inner in value.items()
-        }
+        hidden, shown = _hidden_keys(value, rules), dict[object, object]()
+        for key, inner in value.items():
+            name = masked_text(key, rules) if isinstance(key, str) else key
+            while name in shown:  # two keys that differ only by their secrets
+                name = f"{name}{MASKED}{len(shown)}"
+            shown[name] = MASKED if key in hidden else _masked(inner, rules, depth + 1)
+        return shown
     if isinstance(value, list | tuple):
         pair = len(value) > 1 and isinstance(value[0], str) and _is_secret(value[0], rules)
         return [MASKED if pair and at == 1 else _masked(inner, rules, depth + 1) for at, inner in enumerate(value)]
     return masked_text(str(value), rules) if isinstance(value, str | Unreadable) else value
+
+
+def _hidden_keys(value: Mapping[object, object], rules: Rules) -> set[object]:
+    plain = {key: str(key).translate(LOWER) for key in value}
+    names = [value[key] for key, lower in plain.items() if lower in NAME_KEYS]
+    named = any(isinstance(name, str) and _is_secret(name, rules) for name in names)
+    return {key for key in value if _is_secret(str(key), rules) or (named and plain[key] in VALUE_KEYS)}
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import DuplicateTask, OperationRefused, PayloadError
 from django_dbtaskqueue.core.json import dumps, is_name, loads_exactly
-from django_dbtaskqueue.core.masking import MASKED, masked
+from django_dbtaskqueue.core.masking import MASKED, masked, masked_text
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.move import CONDITIONS, change_locked
@@ -142,15 +142,7 @@ def _with_secrets(stored: Any, shown: Any, edited: Any, path: str) -> Any:
         return stored
     if isinstance(edited, dict):
         held, seen = (stored, shown) if isinstance(shown, dict) else ({}, {})
-        secrets: dict[str, Any] = {key: value for key, value in held.items() if seen[key] == MASKED != value}
-        ways = {key: f"{path}.{key}" if path else key for key in (*edited, *secrets)}
-        merged = {key: _with_secrets(held.get(key), seen.get(key), value, ways[key]) for key, value in edited.items()}
-        merged |= {key: value for key, value in secrets.items() if key not in edited}
-        # The key beside a secret can say that it is one: {"name": "Authorization", "value": "•••"}.
-        again: Any = masked(merged) if secrets else {}
-        if bared := [key for key in secrets if again[key] != MASKED]:
-            raise _is_masked(ways[bared[0]])
-        return merged
+        return _object_with_secrets(held, seen, edited, path)
     if isinstance(edited, list):
         was, parts = (stored, shown) if isinstance(shown, list) else ([], [])
         if len(was) != len(edited) and parts != was:
@@ -158,7 +150,7 @@ def _with_secrets(stored: Any, shown: Any, edited: Any, path: str) -> Any:
             raise OperationRefused(words % {"path": path})
         trios = zip_longest(was[: len(edited)], parts[: len(edited)], edited)
         items = [_with_secrets(*trio, f"{path}[{at}]") for at, trio in enumerate(trios)]
-        again = masked(items)
+        again: Any = masked(items)
         if [at for at, one in enumerate(parts) if one == MASKED != was[at] and again[at] != MASKED]:
             raise _is_masked(path or "payload")
         return items
@@ -168,6 +160,23 @@ def _with_secrets(stored: Any, shown: Any, edited: Any, path: str) -> Any:
         words = gettext("%(path)s holds ••• where the payload has no secret, or another text around it.")
         raise OperationRefused(words % {"path": path or "payload"})
     return edited
+
+
+def _object_with_secrets(stored: Any, seen: Any, edited: dict[str, Any], path: str) -> dict[str, Any]:
+    names, held = dict(zip(seen, stored, strict=True)), dict(zip(seen, stored.values(), strict=True))
+    secrets: dict[str, Any] = {key: value for key, value in held.items() if seen[key] == MASKED != value}
+    ways = {key: f"{path}.{key}" if path else key for key in (*edited, *secrets)}
+    if guessed := [key for key in edited.keys() - names.keys() if MASKED in key or masked_text(key) != key]:
+        raise _is_masked(ways[guessed[0]])
+    merged = {key: _with_secrets(held.get(key), seen.get(key), value, ways[key]) for key, value in edited.items()}
+    merged |= {key: value for key, value in secrets.items() if key not in edited}
+    found = {names.get(key, key): value for key, value in merged.items()}  # a key can hold a secret, too
+    # The key beside a secret can say that it is one: {"name": "Authorization", "value": "•••"}.
+    shown: Any = masked(found)
+    again = zip(merged, shown.values(), strict=True)
+    if bared := [key for key, value in again if key in secrets and value != MASKED]:
+        raise _is_masked(ways[bared[0]])
+    return found
 
 
 def _is_masked(path: str) -> OperationRefused:

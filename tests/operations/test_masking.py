@@ -34,6 +34,7 @@ SECRET_KEYS = [
     "passphrase", "iban", "cardNumber", "X-CSRF-Token", "userAuth",
     "passcode", "AccountKey", "ssh_key", "cvv2", "pan", "dsn", "pwd1", "dbpwd", "passwort",
 ]  # fmt: skip
+KEYS: Any = {"https://ada:s3cr3t@db/": 1, "https://ada:other@db/": {"n": 2}}
 HOSTILE = (
     *("token=f(", "token=f(x ", "token=f('", "v=f()token", '"token",a="b" ', "token=<", "token=a'", "token='a' '"),
     *("token[a]", "token:\n  ", "token: |\n ", "token:\n - a", "token=[\n", "token=a(\n", '"value":"x",token'),
@@ -82,7 +83,7 @@ def test_texts() -> None:
 def test_secrets_beside_their_name() -> None:
     for value in (
         *(["password", SECRET], ["password", SECRET, 1]),
-        {"Key": "pin", "VALUE": SECRET},
+        *({"Key": "pin", "VALUE": SECRET}, {f"https://ada:{SECRET}@db/": 1}),
         *({name: "password", "value": SECRET} for name in ("name", "type", "field", "k", "header")),
         *(f"curl --password {SECRET} x", f"sent Bearer {SECRET}", f"postgres://ada:{SECRET}/@{SECRET}@db/x"),
         # A result that is shown as text, or an error that shows its argument.
@@ -183,6 +184,7 @@ def test_no_edit_of_a_payload_bares_or_changes_a_secret() -> None:
     header, pair, item = {"name": "Authorization", "value": "s3cr3t"}, ["password", "s3cr3t"], {"password": "s3cr3t"}
     edits: list[tuple[Any, Any]] = [
         *((header, {"name": "Accept", "value": MASKED}), (header, {"name": "Accept"}), (pair, ["word", MASKED])),
+        *((KEYS, masked(KEYS) | KEYS), ({}, masked(KEYS)), (KEYS, masked(KEYS) | {"token=x": 1})),
         *((pair, ["password", "other"]), (item, {"password": "other"}), ([item], [{"word": MASKED}])),
     ]
     for stored, edited in edits:
@@ -203,7 +205,9 @@ def test_no_edit_tells_whether_a_guess_of_a_secret_is_right() -> None:
 
 def test_an_edit_of_a_payload_keeps_what_was_masked() -> None:
     stored = {"n": 1, "headers": [{"name": "Cookie", "value": "s3cr3t"}, ["token", 7]], "note": "password=s3cr3t"}
+    stored |= KEYS
     edited: Any = masked(stored)
+    assert [*masked(KEYS)] == ["https://ada:•••@db/", "https://ada:•••@db/•••1"] == [*masked(masked(KEYS))]
     assert with_secrets_of(stored, edited | {"n": True}) == stored | {"n": True}
     assert with_secrets_of({"password": "s3cr3t", "n": 1}, {"n": 2}) == {"password": "s3cr3t", "n": 2}
 
