@@ -6,10 +6,11 @@ the key: ``=pin`` masks ``card_pin`` and not ``shipping``. A payload type marks 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import NamedTuple, get_args, get_origin, get_type_hints
 
 
 def _in_any_case(char: str) -> str:
@@ -143,7 +144,12 @@ secret_keys: Callable[[], Iterable[str]] = MASKED_KEYS.__iter__  # the settings 
 def learn(kind: object) -> None:
     """Remember the fields of a payload type that are marked as ``Sensitive``, also of types inside it."""
     global _sensitive
-    _sensitive |= {_plain(name) for name in _marked(kind, set())}
+    found, names = _parts(kind), set[str]()
+    for one in found:  # it grows
+        for name, parts in _fields(one) if isinstance(one, type) else ():
+            names |= {name} if any(part is Sensitive or isinstance(part, Sensitive) for part in parts) else set()
+            found += [part for part in parts if part not in found]
+    _sensitive |= {_plain(name) for name in names}
 
 
 def masked(value: object) -> object:
@@ -244,25 +250,20 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)
 
 
-def _marked(kind: Any, seen: set[Any]) -> set[str]:
-    found: set[str] = set()
-    if get_origin(kind) is not None:
-        for one in get_args(kind):
-            found |= _marked(one, seen)
-    elif isinstance(kind, type) and kind not in seen:
-        seen.add(kind)
-        try:
-            hints = get_type_hints(kind, include_extras=True)
-        except Exception:  # a type whose names cannot be resolved here: nothing is known of its fields
-            return found
-        for name, hint in hints.items():
-            if _is_marked(hint):  # of Pydantic, also as the model writes it
-                field = getattr(kind, "model_fields", {}).get(name)
-                found |= {getattr(field, one, None) or name for one in ("name", "alias", "serialization_alias")}
-            found |= _marked(hint, seen)
+def _fields(kind: type) -> Iterator[tuple[str, list[object]]]:
+    """Yield each field of a class, and what is in its hint: none where names cannot be resolved here."""
+    with suppress(Exception):
+        for name, hint in get_type_hints(kind, localns={kind.__name__: kind}, include_extras=True).items():
+            yield name, _parts(hint)
+    for name, field in getattr(kind, "__pydantic_fields__", {}).items():
+        for alias in {name, field.alias, field.serialization_alias} - {None}:
+            yield alias, [*_parts(field.annotation), *field.metadata]
+
+
+def _parts(hint: object) -> list[object]:
+    """Return a hint and all that is in it: of ``Annotated[str, Sensitive] | None`` also the mark."""
+    found = [hint]
+    for one in found:  # it grows
+        inside = get_origin(one), *get_args(one), getattr(one, "__supertype__", None), getattr(one, "__value__", None)
+        found += [part for part in inside if part not in found]
     return found
-
-
-def _is_marked(hint: Any) -> bool:
-    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return any(one is Sensitive or isinstance(one, Sensitive) for one in marks) or any(map(_is_marked, get_args(hint)))

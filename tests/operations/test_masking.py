@@ -2,18 +2,18 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from datetime import date
-from typing import Annotated, Any
+from typing import Annotated, Any, NewType
 
 import pytest
 from django.contrib.auth.models import User
 from hypothesis import given, settings, strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from django_dbtaskqueue import Sensitive, enqueue, processor
 from django_dbtaskqueue.core import masking
-from django_dbtaskqueue.core.codecs import decode
+from django_dbtaskqueue.core.codecs import build_codec, decode
 from django_dbtaskqueue.core.exceptions import OperationRefused, PayloadError
 from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.masking import MASKED, masked, masked_text
@@ -35,6 +35,8 @@ SECRET_KEYS = [
     "passcode", "AccountKey", "ssh_key", "cvv2", "pan", "dsn", "pwd1", "dbpwd", "passwort",
 ]  # fmt: skip
 KEYS: Any = {"https://ada:s3cr3t@db/": 1, "https://ada:other@db/": {"n": 2}}
+Hidden = Annotated[str, Sensitive]
+HINTS: Any = (Hidden | None, list[Hidden], dict[str, Hidden], tuple[Hidden, int], "Hidden | None")
 HOSTILE = (
     *("token=f(", "token=f(x ", "token=f('", "v=f()token", '"token",a="b" ', "token=<", "token=a'", "token='a' '"),
     *("token[a]", "token:\n  ", "token: |\n ", "token:\n - a", "token=[\n", "token=a(\n", '"value":"x",token'),
@@ -132,6 +134,16 @@ def test_a_field_marked_as_sensitive_is_masked_and_cannot_be_searched(caplog: An
 
 class Signed(BaseModel):
     signed_on: Annotated[date, Sensitive]
+    sealed: Hidden | None = Field(default=None, alias="waxed", serialization_alias="stamped")
+
+
+def test_a_mark_is_found_wherever_a_hint_has_it() -> None:
+    marked = {f"marked_{n}": hint for n, hint in enumerate(HINTS)}
+    inner: Any = make_dataclass("Inner", [("inside", Hidden)])
+    kind = make_dataclass("Marked", [*marked.items(), ("n", NewType("N", inner))], namespace={"__module__": __name__})
+    assert build_codec(kind) and build_codec(Signed)
+    for name in (*marked, "inside", "sealed", "waxed", "stamped"):
+        assert masked({name: SECRET}) == {name: MASKED}
 
 
 def test_what_does_not_fit_a_class_is_told_without_masked_values() -> None:
