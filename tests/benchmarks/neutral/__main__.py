@@ -37,5 +37,6 @@ if __name__ == "__main__":
         url = urlsplit(server.url)
         adapters.PG_PORT, adapters.PG_USER, adapters.PG_PASS = url.port, url.username, url.password
         orchestrator.start_postgres = orchestrator.stop_postgres = lambda image: None
-        orchestrator._restart_postgres = lambda image: server.restart("immediate")
+        orchestrator._compose_stop_postgres = lambda image: server.stop("immediate")
+        orchestrator._compose_start_postgres = lambda image: server.restart("immediate")
         sys.exit(orchestrator.main(["run", "--fast", *sys.argv[1:]]))

@@ -9,12 +9,14 @@ import os
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 import django
 from django.core.management import call_command
+from django.db import DatabaseError, close_old_connections
 
 ENV, QUEUE, WINDOW_S = os.environ, "neutral", 30.0
 EVERY_S, INSTANCE = int(ENV.get("SAMPLE_EVERY_S", "5")), int(ENV.get("BENCH_INSTANCE_ID", "0"))
@@ -31,8 +33,11 @@ async def work(task: Any) -> None:
 
 def produce(number: int) -> None:
     global enqueued
-    enqueue_many(QUEUE, [{"payload": {"at": time.time(), "padding": "x" * int(ENV["JOB_PAYLOAD_BYTES"])}}] * number)
-    enqueued += number
+    payload = {"at": time.time(), "padding": "x" * int(ENV["JOB_PAYLOAD_BYTES"])}
+    with suppress(DatabaseError):  # the harness stops the server, too
+        close_old_connections()
+        enqueue_many(QUEUE, [{"payload": payload}] * number)
+        enqueued += number
 
 
 def producing() -> None:
@@ -52,8 +57,10 @@ def sampling() -> None:
         figures = {f"claim_p{share}_ms": (values[len(values) * share // 100], WINDOW_S) for share in (50, 95, 99)}
         for name, one, earlier in zip(("enqueue_rate", "completion_rate"), (enqueued, completed), before, strict=True):
             figures[name] = (one - earlier) / (now - began), EVERY_S
-        if INSTANCE == 0:
-            figures["queue_depth"] = Task.objects.filter(queue=QUEUE, status="CREATED").count(), 0.0
+        with suppress(DatabaseError):
+            close_old_connections()
+            if INSTANCE == 0:
+                figures["queue_depth"] = Task.objects.filter(queue=QUEUE, status="CREATED").count(), 0.0
         for metric, (value, window_s) in figures.items():
             tell(kind="adapter", subject_kind="adapter", subject="", metric=metric, value=value, window_s=window_s)
 
