@@ -227,7 +227,7 @@ class Lease:
             raise TaskCancelled(self.id)
 
     def report_progress(self, done: float, note: str = "") -> None:
-        """Store progress (``done`` from 0 to 1) where an operator sees it. Not part of any outcome."""
+        """Store progress (``done`` from 0 to 1) where an operator sees it; in atomic mode, where none could, nothing."""
         self.port.report_progress(self, done, note)
 
     @property

@@ -438,13 +438,17 @@ def _drop(names: Names, ended: list[str]) -> int:
 def _leases(session: Session, known: set[str], lease: float) -> tuple[list[Fence], list[Fence]]:
     """Return which leases hold, and which ran out and may still be renewed or taken over.
 
-    One that ran out counts for one more ``lease`` at most: nobody can extend it then (``Port.revivable``).
+    One that ran out counts for one more ``lease`` at most: nobody can extend it then (``Port.revivable``). But while a
+    transaction has its row locked, as a processor in atomic mode may, nobody takes it over: it counts to the end of that.
     """
     ids = ",".join([piece.partition(":")[0] for piece in known])
     ids = f"{{{ids}}}" if session.postgresql else f"[{ids}]"
     rows = session.run(session.sql.running_of, {"ids": ids}) if known else []
     found = [(task_id, token, left) for task_id, token, left in rows if _piece(task_id, token) in known]
     live = [(task_id, token) for task_id, token, left in found if left > 0]
+    if over := [(task_id, token) for task_id, token, left in found if left <= -lease]:
+        unlocked = {task_id for (task_id,) in session.run(session.sql.unlocked, {"rows": fenced(over)})}
+        live += [fence for fence in over if fence[0] not in unlocked]
     return live, [(task_id, token) for task_id, token, left in found if -lease < left <= 0]
 
 

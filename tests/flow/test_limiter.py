@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
 
 from django_dbtaskqueue import Complete, LeaseLost, enqueue, enqueue_many, queue
 from django_dbtaskqueue.conf.overrides import overridden_settings
@@ -25,7 +26,7 @@ from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.poller.held_leases import renew
 from django_dbtaskqueue.testing import advance
 from tests.operations.site import command, data
-from tests.support import at_once, taken_back
+from tests.support import PATIENCE, actors, at_once, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 SECOND, DATABASES = timedelta(seconds=1), [("default", "skip_locked"), ("sqlite", "auto")]
@@ -119,6 +120,20 @@ def test_a_lease_that_nobody_here_can_take_over_counts_for_one_more_lease(alias:
     assert take("two", alias) == []
     advance(31 * SECOND, using=alias)
     assert counts("two", alias, 10, 10) == [2, 0]  # the lease of the second ran out meanwhile: it is taken over
+
+
+@pytest.mark.django_db(databases=["default"], transaction=True)
+@pytest.mark.parametrize("alias", STRATEGIES[:1], indirect=True)
+def test_a_lease_whose_row_a_processor_has_locked_counts_to_the_end_of_its_transaction(alias: str) -> None:
+    enqueue_many("two", [{}] * 4)
+    locked, _ = take("two", alias)
+    advance(121 * SECOND)
+    with actors(1) as (processor,):
+        processor.do(transaction.set_autocommit, False).result(PATIENCE)
+        processor.do(Task.objects.filter(pk=locked.id).update, tag=None).result(PATIENCE)
+        assert counts("two", alias, 10, 10) == [1, 0]
+        processor.do(transaction.rollback).result(PATIENCE)
+    assert [lease.id for lease in take("two", alias)] == [locked.id]
 
 
 def test_a_lease_that_the_limit_has_forgotten_is_extended_by_nobody(alias: str) -> None:

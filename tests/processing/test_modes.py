@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from django.core import checks
 from django.db import DatabaseError, connections, transaction
 
-from django_dbtaskqueue import Complete, Fail, LeaseLost, Poison, Reenqueue, enqueue_many, processor, registry
+from django_dbtaskqueue import Complete, Fail, LeaseLost, Poison, Reenqueue, enqueue_many, processor, registry, signal
 from django_dbtaskqueue.core.lease import Lease
 from tests.poller.processes import Held, cut_connections
 from tests.processing.conftest import QUEUE, SOON, Crate, Site, both, on_real_connections
@@ -66,6 +66,26 @@ def test_atomic_a_returned_outcome_commits_with_the_writes_and_one_without_due_t
     site.run()
     assert site.values("status") == ["ERROR", "COMPLETED", "ERROR"]
     assert sorted(site.booked()) == ["complete", "fail"]
+
+
+def test_atomic_steps_and_progress_lock_no_row_that_others_need(site: Site, held: Held) -> None:
+    @processor(QUEUE, mode="atomic")
+    def work(task: Lease) -> Any:
+        task.report_progress(0.5)
+        task.step("book", site.book, "a")
+        held(task)
+        return task.wait_for("go")
+
+    task = site.enqueue()
+    with site.poller():
+        held.until_started()
+        try:
+            with transaction.atomic():
+                site.tasks(pk=task.pk).select_for_update(nowait=True).get()
+            assert not signal(task, "go", 1)
+        finally:
+            held.go_on.set()
+    assert (site.task(task).result, site.booked()) == (1, ["a"])
 
 
 @pytest.mark.parametrize("batch", [None, 3])
@@ -252,7 +272,7 @@ def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site
     @processor(QUEUE, mode="atomic", timeout=timedelta(milliseconds=50), **ONCE)
     def hang(task: Lease) -> None:
         if task.payload == "hangs":
-            task.report_progress(0.5)
+            site.tasks(pk=task.id).update(tag=None)
             held(task)
 
     hanging = site.enqueue("hangs")

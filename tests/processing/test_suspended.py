@@ -269,6 +269,7 @@ def test_a_signal_that_waits_for_the_settle_sees_what_the_task_waits_for() -> No
     answers: list[Future[bool]] = []
 
     def send(task: Lease) -> None:  # this transaction holds the row until the task is parked
+        Task.objects.filter(pk=task.id).update(tag=None)
         pid = sender.do(backend_pid).result(PATIENCE)
         answers.append(sender.do(signal, task.id, "approved", "yes"))
         watch.do(until_blocked, pid).result(PATIENCE)

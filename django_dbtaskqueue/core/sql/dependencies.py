@@ -130,12 +130,17 @@ class StepStatements(Group):
         " step.actor, step.task_time = t.create_time FROM {step} AS step JOIN {task} AS t ON t.id = step.task_id"
         " WHERE step.location = %(location)s AND step.task_id = %(task_id)s AND step.kind <> 'sent'"
     )
-    # Store a step while the lease holds, or end an open wait; locks the task.
-    store_step = template(
+    # Store a step while the lease holds, or end an open wait; locks the task, but in atomic mode: there the settle finds
+    # a lost lease before anything is committed, and until then renewals, cancels and signals would wait.
+    store_step = template("{_stored_step} {lock} {_or_ended_wait}")
+    store_step_atomic = template("{_stored_step} {_or_ended_wait}")
+    _stored_step = part(
         "INSERT INTO {step} AS step (location, task_id, task_time, position, name, kind, result, actor, until_time)"
         " SELECT %(location)s, t.id, t.create_time, %(position)s, %(name)s, %(kind)s, %(result)s{_json}, %(actor)s,"
-        " {maybe_later:CAST(%(seconds)s AS float8)|{now}} FROM {task} AS t WHERE {_own_lease} {lock}"
-        " ON CONFLICT (location, task_id, position) DO UPDATE SET kind = excluded.kind, result = excluded.result,"
+        " {maybe_later:CAST(%(seconds)s AS float8)|{now}} FROM {task} AS t WHERE {_own_lease}"
+    )
+    _or_ended_wait = part(
+        "ON CONFLICT (location, task_id, position) DO UPDATE SET kind = excluded.kind, result = excluded.result,"
         " actor = excluded.actor, create_time = {now} WHERE step.kind = 'wait' RETURNING 1"
     )
     # How many signals were sent to a task whose lease holds, and the id of the first one of a name not received. One

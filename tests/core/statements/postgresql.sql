@@ -2187,6 +2187,21 @@ SET kind = excluded.kind, result = excluded.result, actor = excluded.actor, crea
 WHERE step.kind = 'wait'
 RETURNING 1;
 
+-- Statements.store_step_atomic
+INSERT INTO "dbtaskqueue_step" AS step (location, task_id, task_time, position, name, kind, result, actor,
+    until_time)
+SELECT %(location)s, t.id, t.create_time, %(position)s, %(name)s, %(kind)s, %(result)s::jsonb, %(actor)s,
+    statement_timestamp() + CAST(%(seconds)s AS float8) * interval '1 second'
+FROM "dbtaskqueue_task" AS t
+WHERE t.id = %(task_id)s
+AND t.total_attempt = %(token)s
+AND t.status IN ('PROCESSING')
+ON CONFLICT (location, task_id, position) DO UPDATE
+SET kind = excluded.kind, result = excluded.result, actor = excluded.actor, create_time =
+    statement_timestamp()
+WHERE step.kind = 'wait'
+RETURNING 1;
+
 -- Statements.task_with_attempts
 SELECT queue_name, reference_number, status, attempt, reenqueue_attempt, total_attempt, max_attempts,
     priority, payload::text, payload_type, result::text, process_result, context::text, group_key, tag,

@@ -1600,6 +1600,22 @@ SET kind = excluded.kind, result = excluded.result, actor = excluded.actor, crea
 WHERE step.kind = 'wait'
 RETURNING 1;
 
+-- Statements.store_step_atomic
+INSERT INTO "dbtaskqueue_step" AS step (location, task_id, task_time, position, name, kind, result, actor,
+    until_time)
+SELECT %(location)s, t.id, t.create_time, %(position)s, %(name)s, %(kind)s, %(result)s, %(actor)s, CASE WHEN
+    CAST(%(seconds)s AS float8) IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), printf('%%.3f seconds', CAST(%(seconds)s AS float8))) END
+FROM "dbtaskqueue_task" AS t
+WHERE t.id = %(task_id)s
+AND t.total_attempt = %(token)s
+AND t.status IN ('PROCESSING')
+ON CONFLICT (location, task_id, position) DO UPDATE
+SET kind = excluded.kind, result = excluded.result, actor = excluded.actor, create_time =
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+WHERE step.kind = 'wait'
+RETURNING 1;
+
 -- Statements.task_with_attempts
 SELECT queue_name, reference_number, status, attempt, reenqueue_attempt, total_attempt, max_attempts,
     priority, CAST(payload AS text), payload_type, CAST(result AS text), process_result, CAST(context AS
