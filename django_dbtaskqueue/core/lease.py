@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -227,7 +227,7 @@ class Lease:
             raise TaskCancelled(self.id)
 
     def report_progress(self, done: float, note: str = "") -> None:
-        """Store progress (``done`` from 0 to 1) where an operator sees it; in atomic mode, where none could, nothing."""
+        """Store progress (``done`` from 0 to 1) where an operator sees it; in atomic mode none could: nothing."""
         self.port.report_progress(self, done, note)
 
     @property
@@ -291,6 +291,11 @@ class Lease:
             return outcomes.Lost(self.lost)
         return self.outcome if settlement is None or self.settled else settlement
 
+    @property
+    def is_atomic(self) -> bool:
+        """Whether its processor's writes commit with its outcome."""
+        return getattr(self.processor, "mode", "") == "atomic"
+
     def gone(self, verb: str) -> LeaseLost:
         """Return the error of a ``verb`` that found the lease gone. It is reported even if caught."""
         self.lost = verb
@@ -315,3 +320,12 @@ def _leased() -> tuple[Column, ...]:
 LEASED = _leased()
 POSITION = {column.leased: number for number, column in enumerate(LEASED)}  # of each field in such a row
 current_lease: ContextVar[Lease | None] = ContextVar("dbtaskqueue_lease", default=None)  # of the processor that runs
+
+
+def note_own_end(alias: str, queue: str, ids: Container[int] = (), references: Container[str | None] = ()) -> None:
+    """Call it before tasks are ended: if an atomic processor ends its own, under a lease that stands, both commit."""
+    lease = current_lease.get()
+    if lease is None or not lease.is_atomic or (lease.port.alias, lease.queue) != (alias, queue):
+        return
+    if lease.id in ids or (lease.reference is not None and lease.reference in references):
+        lease.touched = lease.touched or lease.port.stands(lease)

@@ -438,8 +438,8 @@ def _drop(names: Names, ended: list[str]) -> int:
 def _leases(session: Session, known: set[str], lease: float) -> tuple[list[Fence], list[Fence]]:
     """Return which leases hold, and which ran out and may still be renewed or taken over.
 
-    One that ran out counts for one more ``lease`` at most: nobody can extend it then (``Port.revivable``). But while a
-    transaction has its row locked, as a processor in atomic mode may, nobody takes it over: it counts to the end of that.
+    One that ran out counts for one more ``lease`` at most: nobody can extend it then (``Port.revivable``). It counts
+    longer while a transaction has its row locked, as a processor in atomic mode may: no poller takes it over then.
     """
     ids = ",".join([piece.partition(":")[0] for piece in known])
     ids = f"{{{ids}}}" if session.postgresql else f"[{ids}]"

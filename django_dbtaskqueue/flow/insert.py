@@ -21,6 +21,7 @@ from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.columns import OWN_COLUMNS, InsertOptions
 from django_dbtaskqueue.core.exceptions import DuplicateTask
 from django_dbtaskqueue.core.json import array
+from django_dbtaskqueue.core.lease import note_own_end
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, REPLACE, RETURNED, VARYING_COLUMNS, WRITE, WRITE_TIMED
 from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.core.unique import UniqueRule
@@ -210,6 +211,7 @@ class Insert:
             rows, written = as_rows(batch), Written()
             if on_duplicate in REPLACE:  # one statement may not touch a row twice: the last one wins
                 rows = list({row["reference_number"] or id(row): row for row in rows}.values())
+                note_own_end(alias, self.queue, references={row["reference_number"] for row in rows})
             # A statement sets the same columns in all of its rows.
             for shape in sorted({tuple(row[OWN_COLUMNS]) for row in rows}):
                 part = [row for row in rows if tuple(row[OWN_COLUMNS]) == shape]

@@ -15,6 +15,7 @@ from django.db import transaction
 from django.db.models import Case, Expression, F, Q, When
 from django.db.models.functions import Coalesce, Least, Now
 
+from django_dbtaskqueue.core.lease import note_own_end
 from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENT_FAILED, PARENTS
 from django_dbtaskqueue.core.states import BY_VERB, CREATED, PROCESSING, SIGNAL, TERMINAL, sources
 from django_dbtaskqueue.db import notify
@@ -233,6 +234,7 @@ def _count(tasks: Tasks, call: str, rows: Iterable[Row]) -> None:
     connection = transaction.get_connection(tasks.db)
     usage.count_calls(connection, calls)
     for queue in lost:
+        note_own_end(tasks.db, queue, calls[queue, call])
         notify.wake_after_commit(connection, notify.LEASES_LOST + queue)
 
 

@@ -101,12 +101,8 @@ class SettlePort:
 
     def report_progress(self, lease: Lease, done: float, note: str) -> None:
         session, text = self.session, json_payload.clean_text(f"{done:.0%} {note}".strip())
-        if not _is_atomic(lease):
+        if not lease.is_atomic:
             _write(session, session.sql.progress, lease, "report_progress", note=json_payload.cut_bytes(text))
-
-
-def _is_atomic(lease: Lease) -> bool:
-    return getattr(lease.processor, "mode", "") == "atomic"
 
 
 def _write(session: Session, sql: str, lease: Lease, verb: str, **values: object) -> object:
@@ -255,8 +251,11 @@ class Journal:
         return {position: Stored(*step) for position, *step, _ in rows}
 
     def _store(self, position: int, name: str, kind: str, **values: str | float | None) -> None:
-        step, sql = {"position": position, "name": name, "kind": kind, **STEP_DEFAULTS, **values}, self._port.session.sql
-        store_step = sql.store_step_atomic if _is_atomic(self._lease) else sql.store_step
+        step, sql = (
+            {"position": position, "name": name, "kind": kind, **STEP_DEFAULTS, **values},
+            self._port.session.sql,
+        )
+        store_step = sql.store_step_atomic if self._lease.is_atomic else sql.store_step
         if not self._port.session.run(store_step, {**self._params, **step}):
             raise self._lease.gone(_description(kind, name))
 

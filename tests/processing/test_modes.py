@@ -13,7 +13,18 @@ from asgiref.sync import sync_to_async
 from django.core import checks
 from django.db import DatabaseError, connections, transaction
 
-from django_dbtaskqueue import Complete, Fail, LeaseLost, Poison, Reenqueue, enqueue_many, processor, registry, signal
+from django_dbtaskqueue import (
+    Complete,
+    Fail,
+    LeaseLost,
+    Poison,
+    Reenqueue,
+    enqueue,
+    enqueue_many,
+    processor,
+    registry,
+    signal,
+)
 from django_dbtaskqueue.core.lease import Lease
 from tests.poller.processes import Held, cut_connections
 from tests.processing.conftest import QUEUE, SOON, Crate, Site, both, on_real_connections
@@ -66,6 +77,29 @@ def test_atomic_a_returned_outcome_commits_with_the_writes_and_one_without_due_t
     site.run()
     assert site.values("status") == ["ERROR", "COMPLETED", "ERROR"]
     assert sorted(site.booked()) == ["complete", "fail"]
+
+
+@both
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [
+        (lambda own: own.cancel(), ["POISON"]),
+        (lambda own: own.purge(), []),
+        (lambda own: enqueue(QUEUE, "own", 2, using=own.db, on_duplicate="replace_running"), ["COMPLETED"]),
+    ],
+)
+def test_atomic_a_processor_that_ends_its_own_task_commits_that_with_its_writes(
+    site: Site, end: Any, left: Any
+) -> None:
+    @processor(QUEUE, mode="atomic")
+    def work(task: Lease) -> None:
+        site.book(str(task.payload))
+        if task.payload == 1:
+            end(site.tasks())
+
+    enqueue(QUEUE, "own", 1, using=site.alias)
+    site.drain()
+    assert (site.values("status"), site.booked()) == (left, ["1", "2"] if left == ["COMPLETED"] else ["1"])
 
 
 def test_atomic_steps_and_progress_lock_no_row_that_others_need(site: Site, held: Held) -> None:

@@ -130,8 +130,8 @@ class StepStatements(Group):
         " step.actor, step.task_time = t.create_time FROM {step} AS step JOIN {task} AS t ON t.id = step.task_id"
         " WHERE step.location = %(location)s AND step.task_id = %(task_id)s AND step.kind <> 'sent'"
     )
-    # Store a step while the lease holds, or end an open wait; locks the task, but in atomic mode: there the settle finds
-    # a lost lease before anything is committed, and until then renewals, cancels and signals would wait.
+    # Store a step while the lease holds, or end an open wait; locks the task. Not in atomic mode: there the settle
+    # finds a lost lease before anything is committed, and renewals, cancels and signals would wait to the end.
     store_step = template("{_stored_step} {lock} {_or_ended_wait}")
     store_step_atomic = template("{_stored_step} {_or_ended_wait}")
     _stored_step = part(
