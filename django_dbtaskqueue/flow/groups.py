@@ -10,6 +10,7 @@ reprocess, kick) and leaving (settle, cancel, delete). Producers of one group th
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ Rules = Sequence[tuple[Collection[str], bool]]  # groups, and whether a task tha
 GROUPS_PER_TRANSACTION = 500
 OUT_OF_MEMORY_SQLSTATE = "53200"  # PostgreSQL keeps all locks in shared memory of a fixed size
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
+LEASES = re.compile(r"[0-9]{1,18}:[0-9]{1,10}(?:,[0-9]{1,18}:[0-9]{1,10})*")  # as a row of ``Limit`` holds them
 heads_in_poller: dict[tuple[str, str], int] = {}  # by alias and queue, as the poller last applied its settings
 
 
@@ -220,7 +222,7 @@ class Limiter(threading.local):
         """Return how many tasks run, and how many may start now by the rate. Locks nothing."""
         found = session.run(session.sql.limit_state, {"queue_name": self.queue})
         text, tokens, seconds = found[0] if found else ("", self.burst, 0.0)
-        live, _ = _leases(session, _all(_stored(text)), 0.0)
+        live, _ = _leases(session, _all(_stored(text) or {}), 0.0)
         return len(live), min(self.burst, tokens + max(0.0, seconds) * self.rate)
 
     def take(
@@ -315,10 +317,10 @@ class Limiter(threading.local):
         free = allowed = min(wanted, floor(tokens + TOKEN_ROUNDING)) if self.rate else wanted
         taken, names, running = list[Row](), Names(), 0
         if self.max_running is not None:
-            if not stamp or (unwatched or 0.0) > MAX_UNWATCHED_S:
-                names = _named({_piece(*row) for row in session.run(session.sql.all_running, params)})
-            else:
-                names = memory.names if memory.alone else _stored(text)
+            known = memory.names if memory.alone else _stored(text)
+            if known is None or not stamp or (unwatched or 0.0) > MAX_UNWATCHED_S:
+                known = _named({_piece(*row) for row in session.run(session.sql.all_running, params)})
+            names = known
             running = _drop(names, _ended(memory))
             if running + allowed > self.max_running:
                 taken, names = self._count_exactly(session, params, _all(names), allowed)
@@ -407,8 +409,11 @@ def _piece(task_id: int, token: int) -> str:
     return f"{task_id}:{token}"
 
 
-def _stored(text: str | None) -> Names:
-    return {text: set(text.split(","))} if text else {}
+def _stored(text: str | None) -> Names | None:
+    """Return the leases of a row; None if that is damaged."""
+    if not text:
+        return {}
+    return {text: set(text.split(","))} if LEASES.fullmatch(text) else None
 
 
 def _named(leases: Collection[str]) -> Names:

@@ -21,7 +21,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.shard_move import Moved, ShardMove
-from django_dbtaskqueue.models import AuditEntry, Poller, Queue
+from django_dbtaskqueue.models import AuditEntry, Limit, Poller, Queue
 from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
 from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.actions import CHANGE, log, record, recorded
@@ -86,6 +86,9 @@ def change_settings(
             before = row.changes
             row.overrides = new_overrides(queue, before, values, reset)
             row.save(using=alias, update_fields=["overrides"])
+            Limit.objects.using(alias).filter(queue=queue).update(
+                stamp=""
+            )  # count all leases anew
             details = {"before": before, "after": row.overrides}
             record(alias, actor, CHANGE_SETTINGS, queue=queue, reason=reason, changed=1, details=details)
             log(actor, [row], CHANGE, f"{CHANGE_SETTINGS.label}: {', '.join([*values, *reset])}")

@@ -23,6 +23,8 @@ from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.models import Limit, Poller, Queue, Task
 from django_dbtaskqueue.operations.explain import explain
+from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.queue_control import change_settings
 from django_dbtaskqueue.poller.held_leases import renew
 from django_dbtaskqueue.testing import advance
 from tests.operations.site import command, data
@@ -225,6 +227,19 @@ def test_an_operator_changes_a_limit_and_a_rate_begins_with_its_burst(alias: str
     assert len(take("two", alias)) == 4
     Queue.objects.using(alias).filter(name="two").get().delete()
     assert take("two", alias) == []
+
+
+def test_a_limit_counts_what_started_while_it_was_off_and_what_a_damaged_row_hides(alias: str) -> None:
+    enqueue_many("two", [{}] * 9, using=alias)
+    first, second = take("two", alias)
+    for number, taken in ((None, 1), (3, 0)):
+        change_settings("two", {"max_running": number}, Actor(), reason="test", using=alias)
+        assert len(take("two", alias, limit=1)) == taken
+    Limit.objects.using(alias).filter(queue="two").update(leases="1:1,abc")
+    assert explain(Task.objects.using(alias).filter(status="CREATED")[0])
+    assert take("two", alias) == []
+    complete([first, second])
+    assert counts("two", alias, 10, 10) == [2, 0]
 
 
 def test_the_pause_says_when_there_is_room_again(alias: str) -> None:
