@@ -86,9 +86,7 @@ def change_settings(
             before = row.changes
             row.overrides = new_overrides(queue, before, values, reset)
             row.save(using=alias, update_fields=["overrides"])
-            Limit.objects.using(alias).filter(queue=queue).update(
-                stamp=""
-            )  # count all leases anew
+            Limit.objects.using(alias).filter(queue=queue).update(stamp="")  # count all leases anew
             details = {"before": before, "after": row.overrides}
             record(alias, actor, CHANGE_SETTINGS, queue=queue, reason=reason, changed=1, details=details)
             log(actor, [row], CHANGE, f"{CHANGE_SETTINGS.label}: {', '.join([*values, *reset])}")

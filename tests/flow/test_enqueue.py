@@ -226,7 +226,7 @@ def test_an_unknown_queue_is_named_with_its_nearest_match() -> None:
 COMMANDS_OF_A_DATABASE = (
     "taskqueue status", "taskqueue list", "taskqueue show 1", "taskqueue doctor", "taskqueue set parcels ttl=1h",
     "taskqueue pause parcels", "taskqueue reprocess --filter status:ERROR --dry-run", "taskqueue bulk list",
-    "taskqueue batches list", "taskqueue schedules list", "housekeeptasks", "generatetasks --tasks 1",
+    "taskqueue batches list", "taskqueue schedules list", "housekeeptasks",
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from django.db import OperationalError, connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
@@ -24,7 +24,7 @@ from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.queue_stats import ApproxCount, overview, series, stats_of_groups
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.operations.site import command, refused
+from tests.operations.site import command
 from tests.support import minute_counts, sql
 
 HOUR = timedelta(hours=1)
@@ -150,19 +150,6 @@ def assert_the_same_queries() -> None:
         overview()
         stats_of_groups(["f" * 40], "default")
     assert scans[0] == scans[1]
-
-
-@pytest.mark.django_db(databases=["default", "sqlite"])
-def test_building_is_refused_where_it_would_harm_or_cannot_work() -> None:
-    for options, words in (
-        (["--database", "sqlite"], "needs PostgreSQL"),
-        (["--database", "nowhere"], "no database 'nowhere'"),
-        (["--queues", "100"], "at most 99"),
-    ):
-        refused(words, call_command, "generatetasks", *options, error=CommandError)
-    make_task(queue="built-00")
-    refused("Purge them first", call_command, "generatetasks", "--tasks", "1", error=CommandError)
-    assert Task.objects.count() == 1
 
 
 # -- a question has a time limit, on each kind of database, and leaves the connection as it was ------------------------

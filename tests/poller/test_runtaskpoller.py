@@ -127,7 +127,7 @@ def test_a_database_that_is_not_migrated_is_said(tmp_path: Path, django_db_block
 
 
 COMMANDS = (
-    "runtaskpoller --drain", "housekeeptasks", "generatetasks --tasks 1", "taskqueue status", "taskqueue list",
+    "runtaskpoller --drain", "housekeeptasks", "taskqueue status", "taskqueue list",
     "taskqueue show 1", "taskqueue pause work", "taskqueue tokens", "taskqueue bulk list", "taskqueue index",
     "taskqueue tail --count 1", "taskqueue purge work --reason x --yes", "taskqueue reprocess --id 1 --yes",
 )  # fmt: skip

@@ -88,7 +88,6 @@ OTHER_COMMANDS: dict[str, list[list[str]]] = {
     "housekeeptasks": [[], ["--delete"]],
     "runtaskpipeline": [["check"]],
     "runtaskpoller": [["--once", "--queue", "nosuch"], ["--once", "--queue", "nosuch", "--executor", "process"]],
-    "generatetasks": [["--tasks", "1", "--queues", "1"]],
 }
 # What some verbs ask for beside the tasks.
 INPUTS: dict[str, dict[str, object]] = {"snooze": {"for": "1h"}, "change_priority": {"priority": 1}}
@@ -258,7 +257,7 @@ def run_commands() -> None:
     if ours != {"taskqueue", *OTHER_COMMANDS}:
         faults.append(f"There are other commands than those visited: {ours ^ {'taskqueue', *OTHER_COMMANDS}}")
     for name, calls in OTHER_COMMANDS.items():
-        for arguments in calls if name != "generatetasks" or STAGE == "unmigrated" else ():  # its tasks would stay
+        for arguments in calls:
             run_command(name, *arguments)
     if STAGE == "unmigrated" and registry.queues():
         run_command("runtaskpoller", "--once")
