@@ -65,8 +65,7 @@ class Port(Protocol):
     key: str  # the queue, and its shard if it has any
     retry: AnyPolicy  # the policies as set while running; None: as the queue and its processor say
     reenqueue: AnyPolicy
-    keep: str  # the settings of these names
-    group_retry: str
+    keep: str  # the setting of this name
     revivable: float  # seconds after its end in which a lease may still be extended
     log_level: int  # of the log lines of each task's life; 0: none
     extra: Mapping[str, object]  # the project's own settings of the queue

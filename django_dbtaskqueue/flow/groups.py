@@ -16,7 +16,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from math import floor, inf
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -33,12 +32,11 @@ from django_dbtaskqueue.db.session import Params, Row, Session
 
 T = TypeVar("T")
 Statement = tuple[str, Mapping[str, Any]]
-Rules = Sequence[tuple[Collection[str], bool]]  # groups, and whether a task that waits for a retry stays a head
 GROUPS_PER_TRANSACTION = 500
 OUT_OF_MEMORY_SQLSTATE = "53200"  # PostgreSQL keeps all locks in shared memory of a fixed size
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
 LEASES = re.compile(r"[0-9]{1,18}:[0-9]{1,10}(?:,[0-9]{1,18}:[0-9]{1,10})*")  # as a row of ``Limit`` holds them
-heads_in_poller: dict[tuple[str, str], int] = {}  # by alias and queue, as the poller last applied its settings
+settings_in_poller: dict[tuple[str, str], QueueSettings] = {}  # by alias and queue, as the poller last applied them
 
 
 def groups_of(pairs: Iterable[tuple[str, str | None]]) -> Groups:
@@ -95,30 +93,25 @@ def lock_in_order(session: Session, lock_rows: Callable[[], T], groups_in: Calla
 def regroup(session: Session, queue: str, groups: Iterable[str]) -> None:
     """Make the right heads of each group ready and take the others out. The groups must be locked."""
     if wanted := sorted(set(groups)):
-        session.together(placing(session, queue, wanted, hold_retries=True))
+        session.run(*placing(session, queue, wanted))
 
 
 def run_and_regroup(
-    session: Session, queue: str, batch: Sequence[Statement], rules: Rules, *, every: bool = False
+    session: Session, queue: str, batch: Sequence[Statement], groups: Collection[str], *, every: bool = False
 ) -> list[list[Row]]:
     """Run statements under the locks of groups and regroup these, in one transaction; return the statements' rows."""
-    locked = locking(session, queue, [*chain.from_iterable(groups for groups, _ in rules)])
-    placed = [placing(session, queue, groups, hold_retries=hold, every=every) for groups, hold in rules]
-    return session.together([locked, *batch, *chain.from_iterable(placed)])[1 : 1 + len(batch)]
+    locked, placed = locking(session, queue, groups), placing(session, queue, groups, every=every)
+    return session.together([locked, *batch, placed])[1:-1]
 
 
-def placing(
-    session: Session, queue: str, groups: Collection[str], *, hold_retries: bool, every: bool = False
-) -> list[Statement]:
-    """Return the statement of ``regroup``; none without groups.
+def placing(session: Session, queue: str, groups: Collection[str], *, every: bool = False) -> Statement:
+    """Return the statement of ``regroup``.
 
-    ``hold_retries``: a task that waits for its next attempt stays a head.
     A poller passes over groups without a parked task, unless ``every``: after ``park_excess`` for a lowered number.
     """
-    if not groups:
-        return []
-    rules = {"number": heads_of(session, queue), "hold": hold_retries, "every": every or not session.owned}
-    return [(session.sql.place_heads, {**_params(session, queue, groups), **rules})]
+    found = settings_of(session, queue)
+    rules = {"number": found.max_running_per_group, "hold": found.group_retry == "hold"}
+    return session.sql.place_heads, {**_params(session, queue, groups), **rules, "every": every or not session.owned}
 
 
 def locking(session: Session, queue: str, groups: Collection[str]) -> Statement:
@@ -128,19 +121,19 @@ def locking(session: Session, queue: str, groups: Collection[str]) -> Statement:
 
 def park_excess(session: Session, queue: str) -> None:
     """Park the tasks that a smaller ``max_running_per_group`` leaves over, in groups that nothing else regroups."""
-    params = {"queue_name": queue, "number": heads_of(session, queue)}
+    params = {"queue_name": queue, "number": settings_of(session, queue).max_running_per_group}
     found = sorted(group for (group,) in session.run(session.sql.groups_over, params))
     for start in range(0, len(found), GROUPS_PER_TRANSACTION):
-        run_and_regroup(session, queue, [], [(found[start : start + GROUPS_PER_TRANSACTION], True)], every=True)
+        run_and_regroup(session, queue, [], found[start : start + GROUPS_PER_TRANSACTION], every=True)
 
 
-def heads_of(session: Session, queue: str) -> int:
-    """Return how many heads a group of the queue has. A poller's own connection takes it from ``heads_in_poller``."""
+def settings_of(session: Session, queue: str) -> QueueSettings:
+    """Return the settings of a queue. A poller's own connection takes them from ``settings_in_poller``."""
     alias = session.connection.alias
     if not session.owned:
         with suppress(UnknownQueue):
-            return overridden_settings(queue, alias).max_running_per_group
-    return heads_in_poller.get((alias, queue)) or default_settings(queue).max_running_per_group
+            return overridden_settings(queue, alias)
+    return settings_in_poller.get((alias, queue)) or default_settings(queue)
 
 
 def _params(session: Session, queue: str, groups: Collection[str]) -> dict[str, Any]:

@@ -260,7 +260,7 @@ class Insert:
                 members = (row.get(placement.OWN_MEMBERS) or placement.own_members(session, row) for row in rows)
                 items = [f"{text[:-1]},{more}" for text, more in zip(items, members, strict=True)]
             params["rows"] = f"[{','.join(items)}]"
-        params["number"] = groups.heads_of(session, self.queue) if grouped else 1
+        params["number"] = groups.settings_of(session, self.queue).max_running_per_group if grouped else 1
         run = session.repeat if self.one else session.run
         written = Written.of(session, run(sql, params), whole=whole)
         groups.regroup(session, self.queue, grouped)

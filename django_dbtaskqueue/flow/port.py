@@ -39,7 +39,7 @@ class SettlePort:
 
     def __init__(self, alias: str, model: type[AbstractTask] = Task, *, key: str = "") -> None:
         self.alias, self.model, self.key = alias, model, key
-        self.keep, self.group_retry, self.log_level = "keep", "hold", 0
+        self.keep, self.log_level = "keep", 0
         self.extra: Mapping[str, object] = {}
         self.revivable = groups.ENDLESS_SECONDS
         self.retry: Any = None
@@ -49,7 +49,7 @@ class SettlePort:
         """Obey these settings from the next settle on. ``overrides``: those that were set while running."""
         self.retry = settings.retry if "retry" in overrides else None
         self.reenqueue = settings.reenqueue if "reenqueue" in overrides else None
-        self.keep, self.group_retry = settings.keep, settings.group_retry
+        self.keep = settings.keep
         half = settings.lease.total_seconds() / 2  # of the time for which a lease counts after its end
         self.revivable = groups.ENDLESS_SECONDS if settings.max_running is None else half
         self.log_level, self.extra = logging.getLevelNamesMapping().get(settings.log_level or "", 0), settings.extra

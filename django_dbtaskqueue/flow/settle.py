@@ -61,10 +61,8 @@ def settle(session: Session, pairs: Sequence[Decided]) -> set[int]:
 
 def _settle_grouped(session: Session, pairs: Sequence[Decided], batch: list[Statement]) -> list[list[Row]]:
     """Settle, and put the next heads of each group into the ready order in this transaction."""
-    members = {lease.group: outcome for lease, outcome in pairs if lease.group is not None}
-    back = {group for group, outcome in members.items() if isinstance(outcome, Reenqueue | outcomes.Suspend)}
-    rules = ((back, False), (members.keys() - back, pairs[0][0].port.group_retry == "hold"))
-    return groups.run_and_regroup(session, pairs[0][0].queue, batch, rules)
+    members = {lease.group for lease, _ in pairs if lease.group is not None}
+    return groups.run_and_regroup(session, pairs[0][0].queue, batch, members)
 
 
 def plan(session: Session, pairs: Sequence[Decided]) -> list[Statement]:

@@ -132,8 +132,9 @@ class QueueState:
         self.port.follow(settings, self.overrides)
         self.limiter = Limiter.of(self.name, settings)
         key, number = (self.port.alias, self.name), settings.max_running_per_group
-        self.groups_due = self.groups_due or number < groups.heads_in_poller.get(key, number)
-        groups.heads_in_poller[key] = number
+        last = groups.settings_in_poller.get(key, settings)
+        self.groups_due = self.groups_due or number < last.max_running_per_group
+        groups.settings_in_poller[key] = settings
 
     def left_out(self) -> tuple[str, ...]:
         """Return the payload types that fetches leave out at present; '' stands for none."""

@@ -23,6 +23,7 @@ class Row:
     attempt: int = 0
     total: int = 0
     reenqueued: int = 0
+    failed: bool = False  # its last outcome was a failure
     ended: float = 0.0
 
     def seen(self) -> tuple[object, ...]:
@@ -110,7 +111,7 @@ class Queue:
         """Settle under a lease; False when it is gone. Either way its group's head is chosen anew."""
         row = self.rows.get(task_id)
         if row is None or row.status != "PROCESSING" or row.total != token:
-            self._regroup({group}, hold=verb != "reenqueue")
+            self._regroup({group})
             return False
         if verb in ("complete", "poison", "error"):
             self._end(row, {"complete": "COMPLETED", "poison": "POISON", "error": "ERROR"}[verb])
@@ -122,19 +123,19 @@ class Queue:
         elif verb == "reenqueue":
             row.reenqueued += 1
             row.attempt = 0
-            self._back(row, delay, hold=False)
+            self._back(row, delay)
         elif row.attempt >= row.max_attempts:
             self._end(row, "ERROR")
         else:
-            self._back(row, delay)
+            self._back(row, delay, failed=True)
         return True
 
-    def _back(self, row: Row, delay: float, *, hold: bool = True) -> None:
+    def _back(self, row: Row, delay: float, *, failed: bool = False) -> None:
         self._placed += 1
         self._move_expiry(row, self.now + delay)
-        row.status, row.due, row.stamp = "CREATED", self.now + delay, self._placed
+        row.status, row.due, row.stamp, row.failed = "CREATED", self.now + delay, self._placed, failed
         self._put(row, row.due)
-        self._regroup({row.group}, hold=hold)
+        self._regroup({row.group})
 
     def _move_expiry(self, row: Row, due: float) -> None:
         """Move the end of the time to live with the due time. While a task is held, ``due`` is the lease's end."""
@@ -208,21 +209,21 @@ class Queue:
             self.deleted += len(chosen)
         return len(chosen)
 
-    def _regroup(self, groups: Iterable[str | None], *, hold: bool = True) -> None:
+    def _regroup(self, groups: Iterable[str | None]) -> None:
         """Of each group one live task is in line: the processed, else the retried, else the first that is due."""
         for group in set(groups) - {None}:
             live = [row for row in self.rows.values() if row.group == group and row.status not in ENDED]
             if not live:
                 continue
-            head = min(live, key=lambda row: self._rank(row, hold=hold))
+            head = min(live, key=self._rank)
             for row in live:
                 if row is not head and row.status == "CREATED":
                     row.place = None
             if head.place is None:
                 self._put(head, head.due)
 
-    def _rank(self, row: Row, *, hold: bool) -> tuple[object, ...]:
-        held = hold and row.place is not None and row.attempt > 0
+    def _rank(self, row: Row) -> tuple[object, ...]:
+        held = row.place is not None and row.failed and row.attempt > 0
         wait = max(0.0, row.due - self.now)
         stamp = row.stamp if wait else 0  # due in the same second, to a person; never to the clock
         return (row.status != "PROCESSING", not held, wait, stamp, row.priority, row.id)

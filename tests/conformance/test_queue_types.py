@@ -8,7 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import Complete, Fail, Fixed, Poison, QueueFull, Reenqueue, TaskQueueError, enqueue_many
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Release
+from django_dbtaskqueue.core.outcomes import Release, Suspend
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.checkout import START, ScanCursor, strategy_for
@@ -28,23 +28,33 @@ def taken(leases: list[Lease]) -> list[str]:
     return sorted(str(lease.reference) for lease in leases)
 
 
-GO_ON = (Complete(), Poison("bad"), Fail("no", retry=False), Reenqueue(timedelta(hours=1)))
-
-
+LATER = timedelta(hours=1)
+AGAIN = (Reenqueue(LATER), Reenqueue(LATER, keep_attempts=True), Reenqueue(LATER, "so far", keep_attempts=True))
+GO_ON = (Complete(), Poison("bad"), Fail("no", retry=False), Suspend(LATER), Suspend(), *AGAIN)
 NEXT = [*(("hold", one, ["a2"]) for one in GO_ON), ("hold", Release(), ["a1"])]
 NEXT += [("hold", Fail("later"), []), ("skip", Fail("later"), ["a2"])]
 
 
+@pytest.mark.parametrize("joined", [0, 4])
 @pytest.mark.parametrize(("retry", "outcome", "then"), NEXT)
-def test_what_becomes_of_a_head_says_who_is_next(world: World, retry: str, outcome: Any, then: Any) -> None:
-    for reference in ("a1", "b1", "a2", "a3", "b2"):
-        world.enqueue(reference, group=reference[0])
-    world.enqueue("free")
+def test_what_becomes_of_a_head_says_who_is_next(
+    world: World, retry: str, outcome: Any, then: Any, joined: int
+) -> None:
+    """Also of one that failed before, and whether the others join its group before its outcome or after."""
     world.configure(group_retry=retry)
-    head = world.checkout(1)[0]
-    head.port.retry = Fixed(timedelta(hours=1), jitter=0)
-    head.port.settle(head, outcome)
+    others = [{"reference": one, "group": one[0]} for one in ("b1", "a2", "a3", "b2")]
+    world.enqueue("a1", group="a")
+    settle_head(world, Fail("once"), timedelta(0))
+    world.tasks.enqueue_many("parcels", others[:joined])
+    settle_head(world, outcome, LATER)
+    world.tasks.enqueue_many("parcels", [*others[joined:], {"reference": "free"}])
     assert taken(world.checkout(10)) == [*then, "b1", "free"]
+
+
+def settle_head(world: World, outcome: Any, delay: timedelta) -> None:
+    [head] = world.checkout(1)
+    head.port.retry = Fixed(delay, jitter=0)
+    head.port.settle(head, outcome)
 
 
 def test_a_busy_group_in_front_costs_the_others_nothing(world: World) -> None:

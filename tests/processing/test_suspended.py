@@ -147,17 +147,6 @@ def test_an_uncaught_timeout_fails_at_once(site: Site) -> None:
     assert "waited for the signal 'approved'" in site.attempts(task)[0].message
 
 
-@both
-def test_others_of_the_group_run_while_one_waits(site: Site) -> None:
-    processor(QUEUE)(lambda task: wait(task) if task.payload == "waits" else None)
-    first, _ = site.enqueue("waits", group="ana"), site.enqueue(group="ana")
-    site.drain()
-    assert site.values("status") == ["CREATED", "COMPLETED"]
-    signal(first, "approved")
-    site.drain()
-    assert site.values("status") == ["COMPLETED", "COMPLETED"]
-
-
 def test_a_signal_to_a_task_that_has_ended_or_is_not_there_is_refused(site: Site) -> None:
     processor(QUEUE)(lambda task: None)
     task, waiting = site.drained(), site.enqueue()

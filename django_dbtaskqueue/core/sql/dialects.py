@@ -242,6 +242,8 @@ class Group:
     skipping = part("{lock} SKIP LOCKED", "")  # what a SELECT adds to lock its rows and skip locked ones
     # When a task that was parked is in the ready order again: never in the past.
     _now_or_due = part("{greatest}({now}, next_process_time)")
+    # Of a task that waits: its last outcome was a failure. After another one its row has no text, or has a result.
+    _failed_last = part("t.attempt > 0 AND t.process_result IS NOT NULL AND t.result IS NULL")
     # A task that was parked for itself goes behind the head of its group, or into the ready order.
     _unparked = part(
         "parked_by = CASE WHEN group_key IS NOT NULL THEN '{GROUP}' END, last_update_time = {now},"

@@ -21,7 +21,7 @@ class GroupStatements(Group):
     _of_group = part("{task} AS t WHERE t.queue_name = %(queue_name)s AND t.group_key = g.g")
     _wait = part("{greatest}({seconds_between:{now}|t.next_process_time}, 0)")
     # 0 for a task that runs, 1 for one that waits for a retry, 2 for others.
-    _kind = part("CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 THEN 1 ELSE 2 END")
+    _kind = part("CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND {_failed_last} THEN 1 ELSE 2 END")
     _swap = part(
         "UPDATE {task} SET parked_by = CASE WHEN parked_by IS NULL THEN '{GROUP}' END,"
         " ready_time = CASE WHEN parked_by IS NOT NULL THEN {_now_or_due} END WHERE"
@@ -70,8 +70,8 @@ class GroupStatements(Group):
         " AND {BEHIND}) AND (SELECT 1 FROM {_next} LIMIT 1) = 1),"
         # With OFFSET 0 it is no join, for which the planner may read the heads of the whole queue, once for each group.
         " heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority, {_kind} AS kind, {_wait} AS wait"
-        " FROM g CROSS JOIN LATERAL (SELECT t.id, t.priority, t.status, t.attempt, t.next_process_time"
-        " FROM {_of_group} AND {HEAD} OFFSET 0) AS t),"
+        " FROM g CROSS JOIN LATERAL (SELECT t.id, t.priority, t.status, t.attempt, t.result, t.process_result,"
+        " t.next_process_time FROM {_of_group} AND {HEAD} OFFSET 0) AS t),"
         " room AS MATERIALIZED (SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places,"
         " %(number)s::int - count(*) FILTER (WHERE h.kind < 2 OR h.wait = 0) AS free"
         " FROM g LEFT JOIN heads AS h ON h.g = g.g GROUP BY g.g),"

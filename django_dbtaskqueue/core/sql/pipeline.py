@@ -103,7 +103,7 @@ class StagingStatements(Group):
         ") AS m WHERE m.place = 1 AND NOT m.ready OR m.place > 1 AND m.ready AND m.s <> 'PROCESSING'"
     )
     _rank = part(
-        "CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN t.ready_time IS NOT NULL AND t.attempt > 0 THEN 1 ELSE 2 END,"
+        "CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN t.ready_time IS NOT NULL AND {_failed_last} THEN 1 ELSE 2 END,"
         " {greatest}({seconds_between:{now}|t.next_process_time}, 0), t.priority, t.id"
     )
     # Add an entry to the ledger; no row is written if the ledger has it.

@@ -1871,11 +1871,11 @@ WITH g AS MATERIALIZED (
     ) = 1
 ), heads AS MATERIALIZED (
     SELECT g.g, t.id AS id, t.priority AS priority, CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND
-        t.attempt > 0 THEN 1 ELSE 2 END AS kind, greatest(extract(epoch FROM t.next_process_time -
-        statement_timestamp())::float8, 0) AS wait
+        t.attempt > 0 AND t.process_result IS NOT NULL AND t.result IS NULL THEN 1 ELSE 2 END AS kind,
+        greatest(extract(epoch FROM t.next_process_time - statement_timestamp())::float8, 0) AS wait
     FROM g
     CROSS JOIN LATERAL (
-        SELECT t.id, t.priority, t.status, t.attempt, t.next_process_time
+        SELECT t.id, t.priority, t.status, t.attempt, t.result, t.process_result, t.next_process_time
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
@@ -2840,8 +2840,9 @@ SELECT m.id, m.ready
 FROM (
     SELECT t.id AS id, t.ready_time IS NOT NULL AS ready, t.status AS s, row_number() OVER (PARTITION BY
         t.queue_name, t.group_key ORDER BY CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN t.ready_time IS NOT
-        NULL AND t.attempt > 0 THEN 1 ELSE 2 END, greatest(extract(epoch FROM t.next_process_time -
-        statement_timestamp())::float8, 0), t.priority, t.id) AS place
+        NULL AND t.attempt > 0 AND t.process_result IS NOT NULL AND t.result IS NULL THEN 1 ELSE 2 END,
+        greatest(extract(epoch FROM t.next_process_time - statement_timestamp())::float8, 0), t.priority,
+        t.id) AS place
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT DISTINCT u.queue_name AS q, u.group_key AS k

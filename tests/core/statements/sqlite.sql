@@ -1379,9 +1379,10 @@ LIMIT 1;
 
 -- Statements.place_heads
 WITH members AS (
-    SELECT g.g AS g, t.id AS id, CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 THEN
-        1 ELSE 2 END AS kind, true AS ready, max((julianday(t.next_process_time) -
-        julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, 0) AS wait, t.priority AS priority
+    SELECT g.g AS g, t.id AS id, CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 AND
+        t.process_result IS NOT NULL AND t.result IS NULL THEN 1 ELSE 2 END AS kind, true AS ready,
+        max((julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) *
+        86400.0, 0) AS wait, t.priority AS priority
     FROM (
         SELECT value AS g
         FROM json_each(%(groups)s)
@@ -2054,8 +2055,9 @@ SELECT m.id, m.ready
 FROM (
     SELECT t.id AS id, t.ready_time IS NOT NULL AS ready, t.status AS s, row_number() OVER (PARTITION BY
         t.queue_name, t.group_key ORDER BY CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN t.ready_time IS NOT
-        NULL AND t.attempt > 0 THEN 1 ELSE 2 END, max((julianday(t.next_process_time) -
-        julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, 0), t.priority, t.id) AS place
+        NULL AND t.attempt > 0 AND t.process_result IS NOT NULL AND t.result IS NULL THEN 1 ELSE 2 END,
+        max((julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) *
+        86400.0, 0), t.priority, t.id) AS place
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT DISTINCT u.queue_name AS q, u.group_key AS k
