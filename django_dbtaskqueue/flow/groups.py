@@ -16,7 +16,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import floor, inf
+from operator import itemgetter
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -161,7 +163,7 @@ NO_RATE_TOKENS = 1e9  # of a queue without a rate: with the first rate it has a 
 TOKEN_ROUNDING = 1e-6  # tokens that are missing only because floats are rounded
 MAX_ENDED_LEASES = 20_000  # that a process remembers for a queue; a forgotten one is found by the next exact count
 ENDLESS_SECONDS = 1e9
-TOTAL_ATTEMPT, GROUP = POSITION["total_attempt"], POSITION["group"]
+TOTAL_ATTEMPT, GROUP, PRIORITY = POSITION["total_attempt"], POSITION["group"], POSITION["priority"]
 SAFE_SHARE = 0.5  # of the room that is left, which a checkout may take before it has the lock
 NEAR_SHARE = 0.8  # of the limit: when so many run, the row names no lease that ended
 Fence = tuple[int, int]  # a lease: id and total_attempt of its task
@@ -202,14 +204,14 @@ class Limiter(threading.local):
         self.burst = float(settings.burst or max(1, floor(self.rate))) if self.rate else NO_RATE_TOKENS
         self.rate_per_group = 0.0 if settings.rate_per_group is None else settings.rate_per_group.per_second
         self.burst_per_group = float(settings.burst_per_group or max(1, floor(self.rate_per_group)))
+        self.heads = settings.max_running_per_group
         self.pause: float | None = None
         self.put_off = False  # tasks, in the last checkout, whose groups have no token
 
     @classmethod
     def of(cls, queue: str, settings: QueueSettings) -> Limiter | None:
         """Return the limits of a queue; None if it has none."""
-        limits = (settings.max_running, settings.rate, settings.rate_per_group)
-        return None if limits == (None, None, None) else cls(queue, settings)
+        return cls(queue, settings) if settings.max_running or settings.rate or settings.rate_per_group else None
 
     def used(self, session: Session) -> tuple[int, float]:
         """Return how many tasks run, and how many may start now by the rate. Locks nothing."""
@@ -232,9 +234,8 @@ class Limiter(threading.local):
                 taken = self._within_group_rates(session, rows)
             self.pause = MIN_TOKEN_PAUSE_S if len(taken) < len(rows) == params["limit"] else None
             return taken
-        memory = _Memory()
-        if session.owned:
-            memory = limit_memories.setdefault((session.connection.alias, self.queue), memory)
+        key = (session.connection.alias, self.queue)
+        memory = limit_memories.setdefault(key, _Memory()) if session.owned else _Memory()
         # SQLite has one writer at a time: a checkout holds its lock from the begin.
         ahead = session.postgresql and params["limit"] <= memory.unused * SAFE_SHARE
         try:
@@ -355,6 +356,11 @@ class Limiter(threading.local):
         limits = {"queue_name": self.queue, "rate": self.rate_per_group, "burst": self.burst_per_group}
         groups = session.sql.dialect.array(sorted(keys))
         left: dict[str, float] = dict(session.run(session.sql.lock_group_limits, {**limits, "groups": groups}))
+        before: dict[int, Row] = {}
+        if self.heads > 1:  # others of a group may start before these, because they were put off
+            rows = [row for _, some in groupby(rows, itemgetter(PRIORITY)) for row in sorted(some, key=itemgetter(0))]
+            fences = fenced((row[0], row[TOTAL_ATTEMPT]) for row in rows if row[GROUP])
+            before = {row[0]: row[1:] for row in session.run(session.sql.heads_before, {"rows": fences})}
         started, put_off = list[Row](), list[dict[str, float]]()
         charged: Counter[str] = Counter()
         for row in rows:
@@ -362,11 +368,12 @@ class Limiter(threading.local):
                 started.append(row)
                 continue
             left[group] -= 1
-            if left[group] >= -TOKEN_ROUNDING:
+            number, seconds = before.get(row[0], (0, 0.0))
+            if not number and left[group] >= -TOKEN_ROUNDING:
                 charged[group] += 1
                 started.append(row)
             else:
-                delay = max(MIN_TOKEN_PAUSE_S, -left[group] / self.rate_per_group)
+                delay = max(MIN_TOKEN_PAUSE_S + max(seconds, 0.0), (number - left[group]) / self.rate_per_group)
                 put_off.append({"task_id": row[0], "token": row[TOTAL_ATTEMPT], "delay": delay})
         if charged:
             taken = [{"group_name": group, "taken": number} for group, number in charged.items()]
@@ -390,12 +397,9 @@ class Limiter(threading.local):
 
 def note_ended(alias: str, leases: Iterable[Lease]) -> None:
     """Remember leases whose outcome this process has committed: they do not count any more."""
-    by_queue: dict[str, list[str]] = {}
     for lease in leases:
-        by_queue.setdefault(lease.queue, []).append(f"{lease.id}:{lease.total_attempt}")
-    for queue, ended in by_queue.items():
-        if (memory := limit_memories.get((alias, queue))) is not None:
-            memory.ended.extend(ended)
+        if (memory := limit_memories.get((alias, lease.queue))) is not None:
+            memory.ended.append(_piece(lease.id, lease.total_attempt))
 
 
 def _piece(task_id: int, token: int) -> str:
@@ -439,8 +443,7 @@ def _leases(session: Session, known: set[str], lease: float) -> tuple[list[Fence
     One that ran out counts for one more ``lease`` at most: nobody can extend it then (``Port.revivable``). It counts
     longer while a transaction has its row locked, as a processor in atomic mode may: no poller takes it over then.
     """
-    ids = ",".join([piece.partition(":")[0] for piece in known])
-    ids = f"{{{ids}}}" if session.postgresql else f"[{ids}]"
+    ids = session.sql.dialect.array([int(piece.partition(":")[0]) for piece in known])
     rows = session.run(session.sql.running_of, {"ids": ids}) if known else []
     found = [(task_id, token, left) for task_id, token, left in rows if _piece(task_id, token) in known]
     live = [(task_id, token) for task_id, token, left in found if left > 0]

@@ -23,7 +23,7 @@ from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Fai
 from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.core.states import COMPLETED
 from django_dbtaskqueue.db.liveness import is_about_data, sqlstate
-from django_dbtaskqueue.db.session import Row, Session
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies, groups, usage
 
 Statement = tuple[str, dict[str, Any]]
@@ -42,9 +42,12 @@ def settle(session: Session, pairs: Sequence[Decided]) -> set[int]:
     first lease has the queue's settings. The count, and what waits for the tasks, follow the caller's commit.
     """
     expired = {lease.id for lease, outcome in pairs if isinstance(outcome, CompleteDelete) and lease.is_expired()}
-    batch, is_grouped = plan(session, pairs), any(lease.group is not None for lease, _ in pairs)
+    batch, members = plan(session, pairs), {lease.group for lease, _ in pairs if lease.group is not None}
     with session.atomic() if expired else nullcontext():  # once they are gone, nothing says that they did not complete
-        answers = _settle_grouped(session, pairs, batch) if is_grouped else session.together(batch)
+        if members:
+            answers = groups.run_and_regroup(session, pairs[0][0].queue, batch, members)
+        else:
+            answers = session.together(batch)
         watched = {row[0] for rows in answers for row in rows if row[1]}
         changes = dependencies.end_deleted(session, expired & watched) if expired else dependencies.Changes()
     settled = {row[0] for rows in answers for row in rows}
@@ -57,12 +60,6 @@ def settle(session: Session, pairs: Sequence[Decided]) -> set[int]:
         gone = watched & {lease.id for lease, outcome in pairs if isinstance(outcome, kinds)}
         dependencies.after_commit(session, dependencies.tell_ends, watched - gone, dict.fromkeys(gone, str(COMPLETED)))
     return settled
-
-
-def _settle_grouped(session: Session, pairs: Sequence[Decided], batch: list[Statement]) -> list[list[Row]]:
-    """Settle, and put the next heads of each group into the ready order in this transaction."""
-    members = {lease.group for lease, _ in pairs if lease.group is not None}
-    return groups.run_and_regroup(session, pairs[0][0].queue, batch, members)
 
 
 def plan(session: Session, pairs: Sequence[Decided]) -> list[Statement]:

@@ -147,6 +147,13 @@ class LimitStatements(Group):
         " full_time = {later:(%(burst)s - l.tokens + u.taken) / %(rate)s} FROM {rows:group_name text, taken float8}"
         " WHERE l.queue_name = %(queue_name)s AND l.group_key = u.group_name"
     )
+    # Of tasks just taken: (id, heads of its group and priority before it that are ready later, seconds until the last).
+    heads_before = template(
+        "SELECT x.id, count(*), {seconds_between:{now}|max(t.ready_time)} FROM {rows:{FENCED}} JOIN {task} AS x"
+        " ON x.id = u.task_id JOIN {task} AS t ON t.queue_name = x.queue_name AND t.group_key = x.group_key"
+        " AND {HEAD} AND t.next_process_time <= {now} AND t.priority = x.priority AND t.id < x.id"
+        " AND t.ready_time > x.ready_time GROUP BY x.id"
+    )
     # Undo the checkout of tasks, which are ready again in ``delay`` seconds. Their due time stays in the past, so no
     # later task of the group passes them. A task whose lease had run out stays one.
     put_off = template(

@@ -760,6 +760,33 @@ AND coalesce(t.parked_by, t.final_status) IS NULL
 GROUP BY group_key
 HAVING count(*) > %(number)s;
 
+-- Statements.heads_before
+SELECT x.id, count(*), extract(epoch FROM max(t.ready_time) - statement_timestamp())::float8
+FROM (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+JOIN "dbtaskqueue_task" AS x
+ON x.id = u.task_id
+JOIN "dbtaskqueue_task" AS t
+ON t.queue_name = x.queue_name
+AND t.group_key = x.group_key
+AND coalesce(t.parked_by, t.final_status) IS NULL
+AND t.next_process_time <= statement_timestamp()
+AND t.priority = x.priority
+AND t.id < x.id
+AND t.ready_time > x.ready_time
+GROUP BY x.id;
+
 -- Statements.held_leases
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
@@ -3409,6 +3436,23 @@ WHERE id = ANY(ARRAY(
     WHERE t.status IN ('PROCESSING')
 ))
 RETURNING id, watched;
+
+-- Statements.heads_before (one row)
+SELECT x.id, count(*), extract(epoch FROM max(t.ready_time) - statement_timestamp())::float8
+FROM (
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
+) AS u
+JOIN "dbtaskqueue_task" AS x
+ON x.id = u.task_id
+JOIN "dbtaskqueue_task" AS t
+ON t.queue_name = x.queue_name
+AND t.group_key = x.group_key
+AND coalesce(t.parked_by, t.final_status) IS NULL
+AND t.next_process_time <= statement_timestamp()
+AND t.priority = x.priority
+AND t.id < x.id
+AND t.ready_time > x.ready_time
+GROUP BY x.id;
 
 -- Statements.held_leases (one row)
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,

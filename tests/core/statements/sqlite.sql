@@ -571,6 +571,25 @@ AND coalesce(t.parked_by, t.final_status) IS NULL
 GROUP BY group_key
 HAVING count(*) > %(number)s;
 
+-- Statements.heads_before
+SELECT x.id, count(*), (julianday(max(t.ready_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')))
+    * 86400.0
+FROM (
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
+    FROM json_each(%(rows)s)
+) AS u
+JOIN "dbtaskqueue_task" AS x
+ON x.id = u.task_id
+JOIN "dbtaskqueue_task" AS t
+ON t.queue_name = x.queue_name
+AND t.group_key = x.group_key
+AND coalesce(t.parked_by, t.final_status) IS NULL
+AND t.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND t.priority = x.priority
+AND t.id < x.id
+AND t.ready_time > x.ready_time
+GROUP BY x.id;
+
 -- Statements.held_leases
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
@@ -2587,6 +2606,24 @@ WHERE id IN (
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id, watched;
+
+-- Statements.heads_before (one row)
+SELECT x.id, count(*), (julianday(max(t.ready_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')))
+    * 86400.0
+FROM (
+    SELECT %(task_id)s AS task_id, %(token)s AS token
+) AS u
+JOIN "dbtaskqueue_task" AS x
+ON x.id = u.task_id
+JOIN "dbtaskqueue_task" AS t
+ON t.queue_name = x.queue_name
+AND t.group_key = x.group_key
+AND coalesce(t.parked_by, t.final_status) IS NULL
+AND t.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND t.priority = x.priority
+AND t.id < x.id
+AND t.ready_time > x.ready_time
+GROUP BY x.id;
 
 -- Statements.held_leases (one row)
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
