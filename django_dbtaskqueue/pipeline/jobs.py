@@ -295,12 +295,22 @@ def write_whole(file: Path, text: str) -> None:
         raise PipelineError(f"{file} cannot be written: {error.strerror}. Give another place.") from error
 
 
-def rejected(context: Context, rejects: "Sequence[Reject]", mode: str = "a") -> Result:
-    """Append rejects to their file, or begin it with the mode ``w``; return their number and the file."""
+def rejected(context: Context, rejects: "Sequence[Reject]", mode: str = "a", chunk: str | None = None) -> Result:
+    """Append rejects of a chunk to their file, or begin it with the mode ``w``; return their number and the file."""
     found, file = {"rejected": len(rejects)}, context.options["rejects"]
     if not file or context.dry_run:
         return found
     Path(file).parent.mkdir(parents=True, exist_ok=True)
+    named = {"chunk": chunk} if chunk else {}
     with Path(file).open(mode, encoding="utf-8") as out:
-        out.writelines(f"{json.dumps(one._asdict(), ensure_ascii=False)}\n" for one in rejects)
+        out.writelines(f"{json.dumps(one._asdict() | named, ensure_ascii=False)}\n" for one in rejects)
     return {**found, "rejects": file}
+
+
+def remove_rejects(file: Path, chunks: Iterable[str]) -> None:
+    """Remove the rejects of these chunks from their file, and a line that was cut off."""
+    ends = tuple(f'"chunk": {json.dumps(name, ensure_ascii=False)}}}' for name in chunks)
+    text = file.read_text("utf-8") if file.is_file() else ""
+    kept = "".join(f"{line}\n" for line in text.split("\n")[:-1] if not line.endswith(ends))
+    if kept != text:
+        write_whole(file.resolve(), kept)

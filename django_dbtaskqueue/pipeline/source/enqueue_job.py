@@ -13,7 +13,9 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -259,9 +261,11 @@ def enqueue_chunks(context: Context, rows: DataFrame) -> Result:
     mapped(rows, mapping)  # what is wrong with it is said first
     load = Load.of(context, rows) if options["resume"] else None
     chunks, size = (load.chunks, load.size) if load else _chunks(context, rows)
-    before = len(load.done) if load else 0
+    once, before = (load.once, len(load.done)) if load else (None, 0)
     totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": before}
     place = jobs.rejected(context, (), "a" if before else "w")
+    if load and "rejects" in place:  # a kill leaves those of a chunk that was not committed
+        jobs.remove_rejects(Path(place["rejects"]), (f"{once} {one}" for one in {*range(chunks)} - load.done.keys()))
     given = {"database": context.need_database(), **{name: options[name] for name in WRITE_OPTIONS}, **guarded(context)}
     for number, chunk in enumerate(_split(rows, chunks)):
         context.progress("enqueueing", number, chunks)
@@ -269,9 +273,9 @@ def enqueue_chunks(context: Context, rows: DataFrame) -> Result:
             continue
         began = clock.monotonic()
         content = f"{load.contents[number]} of {load.rows}" if load else None
-        once = f"{load.prefix}{chunks}" if load else None
-        done = write_tasks(mapped(chunk, mapping), once=once, batch=number, content=content, **given)
-        totals["rejected"] += jobs.rejected(context, done.rejects)["rejected"]
+        keep = partial(jobs.rejected, context, chunk=once and f"{once} {number}")
+        done = write_tasks(mapped(chunk, mapping), once=once, batch=number, content=content, keep_rejects=keep, **given)
+        totals["rejected"] += done.rejected
         totals["enqueued"] += done.enqueued
         totals["ignored"] += done.ignored
         totals["chunks_done_before"] += done.repeated
@@ -285,7 +289,7 @@ def enqueue_chunks(context: Context, rows: DataFrame) -> Result:
 class Load(NamedTuple):
     """The chunks of a load with a name. The first run decides their number; the ledger has the content of each."""
 
-    prefix: str
+    once: str  # its name in the ledger
     chunks: int
     size: int
     contents: Mapping[int, str]  # of each chunk: the number of its rows, and a sum over them
@@ -307,7 +311,7 @@ class Load(NamedTuple):
         contents = dict.fromkeys(range(chunks), "0 0")
         contents |= {number: f"{count} {int(total)}" for number, count, total in sums}
         done = {int(match["chunk"]): match for match in found if int(match["chunks"]) == chunks}
-        load = cls(prefix, chunks, size, contents, sum(count for _number, count, _total in sums), done)
+        load = cls(f"{prefix}{chunks}", chunks, size, contents, sum(count for _number, count, _total in sums), done)
         load._compare(context.options["resume"])
         return load
 

@@ -256,6 +256,7 @@ class Plan(NamedTuple):
     once: tuple[str, int] | None = None  # (query, batch) in the ledger
     content: str | None = None  # what the write is made of; an entry of the ledger beside that of ``once``
     dry_run: bool = False  # stage, and count what a write would do
+    keep_rejects: Callable[["Sequence[Reject]"], object] = len  # before the commit; of the driver, not sent
 
     @property
     def sql(self) -> StagingStatements:
@@ -415,6 +416,7 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part], staged: int) -> WriteRe
                 _regroup(plan, link, params)
             if plan.once and plan.content:
                 link.change(sql.enter, {"entry": f"{query} {plan.content} {batch}"})
+            plan.keep_rejects([reject for part in parts for reject in part.rejects])
     except (psycopg.errors.UniqueViolation, sqlite3.IntegrityError) as error:
         raise _duplicate(plan, link, params) from error
     return WriteReport(enqueued, staged - enqueued)
@@ -465,6 +467,7 @@ def write_tasks(
     max_attempts: int = 5, priority: int = 0, ttl: timedelta | None = None,
     limits: json_payload.Limits = json_payload.DEFAULT_LIMITS,
     once: str | None = None, batch: int = 0, content: str | None = None, dry_run: bool = False,
+    keep_rejects: Callable[[Sequence[Reject]], object] = len,
 ) -> WriteReport:  # fmt: skip
     """Enqueue each row of ``df`` in one transaction: all of them, or none; no reader sees a part of them.
 
@@ -478,7 +481,8 @@ def write_tasks(
 
     ``once`` names this write in the ledger, ``batch`` counts within the name: a second write of the same pair adds
     nothing and reports ``repeated``. ``content`` is a text that the ledger keeps beside the name. Ids follow the
-    references' order. ``dry_run`` stages the rows, and returns what the write would do.
+    references' order. ``dry_run`` stages the rows, and returns what the write would do. ``keep_rejects`` is called with
+    the rejects before the commit, so that no kill loses them; if it raises, nothing is written.
     """
     rules = Rules(queue, queues, require_reference, max_attempts, priority, ttl, limits)
     named = None if once is None else (once, batch)
@@ -490,7 +494,7 @@ def write_tasks(
     except BaseException:
         drop_staging(database, plan.table)
         raise
-    return finish(plan, parts)
+    return finish(plan._replace(keep_rejects=keep_rejects), parts)
 
 
 def _plan(

@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from django.core.management import CommandError
 from pyspark.sql import SparkSession
@@ -20,7 +21,7 @@ from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, archive
 from tests.pipeline.spark.test_copy_jobs import replay
 from tests.pipeline.test_source_write import FUTURE
-from tests.support import output_of
+from tests.support import output_of, sql
 
 
 @pytest.fixture
@@ -108,13 +109,35 @@ def test_bad_rows_are_set_aside_or_stop_the_job(spark: SparkSession, pg: Databas
     assert {one["reference"] for one in lines if one["reason"]} == {"B", None}
 
 
-def test_rejects_of_a_stopped_load_stay(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+FAIL = """CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'no commit'; END$$;
+CREATE CONSTRAINT TRIGGER fail AFTER INSERT ON dbtaskqueue_usedreference DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION fail()"""
+
+
+def test_rejects_of_a_stopped_load_are_there_once(spark: SparkSession, pg: Database, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("\n".join(["p", *"abcdefghij"]))
-    load = {"map": "priority=p", "rejects": str(tmp_path / "rejects"), "resume": "x", "chunk": 5}
+    rejects, kept = tmp_path / "rejects", tmp_path / "kept"
+    load = {"map": "priority=p", "rejects": str(rejects), "resume": "x", "chunk": 5}
+
+    def block(stage: str, done: int, total: int) -> None:
+        if stage == "enqueueing" and done == 1:
+            rejects.rename(kept)
+            rejects.mkdir()
+
     with pytest.raises(KeyboardInterrupt):
-        enqueue(spark, sqlite, str(tmp_path / "x.csv"), progress=stop, **load)
-    assert enqueue(spark, sqlite, str(tmp_path / "x.csv"), **load)["rejected"] < 10
-    assert {json.loads(line)["value"] for line in (tmp_path / "rejects").read_text().splitlines()} == {*"abcdefghij"}
+        enqueue(spark, pg, str(tmp_path / "x.csv"), progress=stop, **load)
+    with pytest.raises(IsADirectoryError):
+        enqueue(spark, pg, str(tmp_path / "x.csv"), progress=block, **load)
+    rejects.rmdir()
+    kept.rename(rejects)
+    sql(FAIL)
+    with pytest.raises(psycopg.errors.RaiseException):
+        enqueue(spark, pg, str(tmp_path / "x.csv"), **load)
+    sql("DROP FUNCTION fail CASCADE")
+    with rejects.open("a") as cut_off:
+        cut_off.write('{"queue": ')
+    assert enqueue(spark, pg, str(tmp_path / "x.csv"), **load)["rejected"] < 10
+    assert sorted(json.loads(line)["value"] for line in rejects.read_text().splitlines()) == [*"abcdefghij"]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
