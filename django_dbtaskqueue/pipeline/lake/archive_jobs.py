@@ -38,6 +38,7 @@ from django_dbtaskqueue.pipeline.lake.export import Batches, Export, ExportedBat
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
 from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, refuse_unknown_queue, rows_where
+from django_dbtaskqueue.pipeline.source.stream_reader import START_ANEW
 from django_dbtaskqueue.pipeline.spark import Cached, put
 
 __all__ = ["Archive", "Replay", "Stream"]
@@ -197,7 +198,10 @@ def sink(lake: Lake, stream: str, location: str, rows: DataFrame, number: int) -
 
 
 def checkpoint(lake: Lake, location: str, given: str | None = None) -> tuple[Path, str]:
-    """Return the checkpoint folder of a location's stream, and the stream's name in it; without it a new one starts."""
+    """Return the checkpoint folder of a location's stream, and the stream's name in it; without it a new one starts.
+
+    Raises PipelineError for one that was set back.
+    """
     if given is None and lake.store.path is None:
         raise JobOptionError("--checkpoint", "a lake in an object store needs a local folder that stays between runs")
     folder = (Path(given) if given else Path(lake.root) / "finished" / "_streams") / location
@@ -206,6 +210,10 @@ def checkpoint(lake: Lake, location: str, given: str | None = None) -> tuple[Pat
         folder.mkdir(parents=True, exist_ok=True)
         if not name.exists():
             put(name, uuid.uuid4().hex)
+    last = max((int(one.name) for one in (folder / "offsets").glob("[0-9]*")), default=-1)
+    if lake.has("finished", name.read_text(), last + 1):  # of another content: these rows would be left out
+        reason = f"The lake has later micro-batches of the stream than number {last}, the last of {folder}"
+        raise PipelineError(f"{reason}: it was set back, so {START_ANEW}")
     return folder.absolute(), name.read_text()
 
 

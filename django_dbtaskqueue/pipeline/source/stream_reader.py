@@ -17,11 +17,13 @@ STREAM_START = 0  # before every transaction
 SERVER_HORIZON_SQL = f"{HORIZON_SQL}, (SELECT system_identifier FROM pg_control_system())"
 OTHER_SERVER = (
     "The stream has read up to transaction {transaction} of the server {server}, and {0} is the server {here}, at "
-    "transaction {now}. It was moved or set back, and counts its transactions anew, so nothing was read. Remove the "
-    "stream with `runtaskpipeline stream --unregister NAME`, and start it with a new checkpoint. It reads all finished "
-    "tasks again: rows of equal location, id and total_attempt are the same finish."
+    "transaction {now}. It was moved or set back, and counts its transactions anew, so "
 )
-Offset = dict[str, int]  # transaction; server, which the first position lacks
+START_ANEW = (
+    "nothing was read. Remove the stream with `runtaskpipeline stream --unregister NAME`, and start it with a new "
+    "checkpoint. It reads all finished tasks again: rows of equal location, id and total_attempt are the same finish."
+)
+Offset = dict[str, int]  # transaction; server and the transaction before (since), which the first position lacks
 
 
 @dataclass
@@ -44,8 +46,9 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
 
     A reader that remembers the greatest id or time skips a row that commits later. So an offset here is a transaction
     id, and the next one is the oldest transaction that still runs: one that stays open delays the stream. Another
-    server counts transactions anew, so an offset names its server. Without a ``name``, or while events may be missing,
-    a micro-batch compares all rows.
+    server counts transactions anew, so an offset names its server, and the offset before, which the database has as the
+    position of the stream: one that was set back has an older one. Without a ``name``, or while events may be missing,
+    a micro-batch compares all rows, and there is no position.
     """
 
     def __init__(self, selection: Selection, name: str | None = None) -> None:
@@ -63,7 +66,9 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return the oldest transaction that still runs. Raises PipelineError if ``start`` is of another server."""
         now = self._horizon(start)
-        return self.last or now
+        self.commit(start)  # all before it is done
+        end = self.last or now
+        return {**end, "since": start["transaction"]} if end["transaction"] != start["transaction"] else start
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Take all rows: a transaction cannot be split."""
@@ -77,10 +82,14 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
         """Return the present offset. Raises PipelineError if this server cannot have been at these positions."""
         with self.database.open() as link:
             horizon, server = link.run(SERVER_HORIZON_SQL)[0]
+            statements, key = _events(self.database, self.name)
+            position = link.run(statements.position, key)[0][0] if self.name else None
+        reached = horizon if position is None else position
         for one in positions:
-            if one.get("server", server) != server or one["transaction"] > horizon:
+            if one.get("server", server) != server or one["transaction"] > horizon or one.get("since", 0) > reached:
                 place = self.database.url_without_password
-                raise PipelineError(OTHER_SERVER.format(place, **{"server": "?", **one}, now=horizon, here=server))
+                reason = OTHER_SERVER.format(place, **{"server": "?", **one}, now=horizon, here=server)
+                raise PipelineError(reason + START_ANEW)
         return {"transaction": horizon, "server": server}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[datasource.InputPartition]:

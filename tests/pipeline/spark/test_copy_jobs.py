@@ -1,5 +1,6 @@
 """``replay``: archived tasks come back as new ones, once. ``stream``: each finish reaches the lake once."""
 
+import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from django_dbtaskqueue import enqueue_many
-from django_dbtaskqueue.core.exceptions import JobOptionError
+from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
@@ -146,3 +147,18 @@ def test_a_batch_whose_commit_was_lost_adds_nothing(spark: SparkSession, quiet_p
         path.unlink()  # the driver died after the lake's log and before Spark's own
     assert stream(spark, quiet_pg, tmp_path)["rows"] == 0
     assert copied(spark, tmp_path) == [(task.pk, 1, "COMPLETED")]
+
+
+def test_a_checkpoint_that_was_set_back_is_refused(spark: SparkSession, quiet_pg: Database, tmp_path: Path) -> None:
+    """Its next micro-batch has the number of one that the lake has."""
+    lake, backup = tmp_path / "lake", tmp_path / "backup"
+    for number in range(3):
+        make_task("COMPLETED")
+        assert stream(spark, quiet_pg, lake)["rows"] == 1
+        if not number:
+            shutil.copytree(place := checkpoint(Lake.at(lake), quiet_pg.location)[0], backup)
+    shutil.rmtree(place)
+    backup.rename(place)
+    make_task("COMPLETED")
+    with pytest.raises(PipelineError, match=r"set back.* stream --unregister"):
+        stream(spark, quiet_pg, lake)
