@@ -19,16 +19,17 @@ from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.archive_jobs import sink
 from django_dbtaskqueue.pipeline.lake.erase_job import Erase
 from django_dbtaskqueue.pipeline.lake.export import Export, key_of, remove_out_of_date
-from django_dbtaskqueue.pipeline.source import TASKS, few_tasks
+from django_dbtaskqueue.pipeline.source import TASKS, few_tasks, staging
 from tests.factories import make_task
 from tests.pipeline.executors import ThisProcess
 from tests.pipeline.lakes import DAY, MEANWHILE, Bucket, Census, archive, to_history
 from tests.pipeline.test_archive import Killed
 from tests.pipeline.test_lake import lake_of, rows
-from tests.support import minute_counts
+from tests.pipeline.test_source_write import staging_tables
+from tests.support import minute_counts, sql
 from tests.testapp.models import Parcel
 
-PLACES = ("tasks", "history", "attempts", "steps and signals", "changes by operators", "used references")
+PLACES = ("tasks", "history", "attempts", "steps and signals", "changes by operators", "used references", "staged rows")
 PLACES += ("lake: attempts", "lake: finished", "lake: tasks")
 
 
@@ -44,6 +45,9 @@ def fill(database: Database, folder: Path) -> None:
         Step.objects.create(kind="step", position=1, name="charge", result={"email": name}, **about)
         Step.objects.create(kind="sent", name="paid", result={"email": name}, **about)
         UsedReference.objects.create(queue="claims", reference=name)
+    plan = staging.Plan(database, staging.open_staging(database), staging.Rules("claims"))  # of a load that was killed
+    people = {"reference": ["ada", "bob"], "payload": [f'{{"email": "{name}@example.org"}}' for name in ("ada", "bob")]}
+    staging.fill(plan, [pa.record_batch(people)], 1)
     entry = models.AuditEntry.objects.create(actor="operator", verb="edit")
     ids = [*Task.objects.order_by("pk").values_list("pk", flat=True)]
     for some in (ids, ids[1:]):
@@ -93,7 +97,8 @@ def names_in_tables() -> set[str]:
     references = [model.objects.values_list("reference", flat=True) for model in (Task, TaskHistory, UsedReference)]
     mails = [Step.objects.values_list("result__email", flat=True)]
     messages = Attempt.objects.values_list("message", flat=True)
-    return {str(name).removeprefix("no ") for names in (*references, *mails, messages) for name in names}
+    staged = [[name for (name,) in sql(f"SELECT reference_number FROM {table}")] for table in staging_tables()]
+    return {str(name).removeprefix("no ") for names in (*references, *mails, messages, *staged) for name in names}
 
 
 def test_each_task_table_has_a_run_of_its_own(database: Database, settings: Any) -> None:

@@ -92,6 +92,9 @@ class EraseStatements(Group):
     )
     delete_history = template("DELETE FROM {history} WHERE {_wanted}")
     delete_used_references = template("DELETE FROM {ledger} WHERE {_wanted}")
+    # The references in a staging table.
+    staged = template("SELECT reference_number FROM {{table}} WHERE {_wanted}")
+    delete_staged = template("DELETE FROM {{table}} WHERE {_wanted} RETURNING reference_number")
 
     @property
     def about(self) -> dict[str, tuple[str, str]]:

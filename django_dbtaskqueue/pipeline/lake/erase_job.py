@@ -13,13 +13,16 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.fs import FileSelector
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
+from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.core.sql.retention import EraseStatements
+from django_dbtaskqueue.pipeline.database import statement_errors
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
 from django_dbtaskqueue.pipeline.lake import PARTITION, DataFile, Lake, task_ids, writing
 from django_dbtaskqueue.pipeline.lake.archive_jobs import some_of
@@ -33,7 +36,8 @@ UNREFERENCED_FILE_MAX_AGE_H = 24  # a younger file that does not count may belon
 
 class Erase(Job):
     """Removes all tasks of these references, such as those of a person: from the task table, the history and the lake,
-    with their failed attempts, steps and signals, the copies that operators' changes keep, and the used references.
+    with their failed attempts, steps and signals, the copies that operators' changes keep, the used references, and the
+    rows that a load has staged: one that runs then ends with an error.
 
     The lake's files are written again without them, and the old files are deleted at once. The result is a proof: the
     rows of each place before and after. It is printed, and stored in the audit, which does not name the references. If
@@ -120,6 +124,7 @@ class Erasure:
         self.database, self.link, queues = batches.database, batches.link, context.options["queue"]
         tables, dialect = self.database.tables, self.database.dialect
         self.sql, self.shared = EraseStatements(tables, dialect), self.database.sql
+        self.staging = StagingStatements(tables, dialect)
         self.params = {"references": dialect.array(references), "queues": dialect.array(queues), "every": not queues}
 
     def other_lakes(self) -> list[str]:
@@ -135,13 +140,14 @@ class Erasure:
         hot, here = self._hot(), self.database.location
         history, used = (self.link.run(sql, self.params) for sql in (self.sql.history, self.sql.used_references))
         keys = {*removed, *((location, one) for _, location, one in history), *((here, one) for _, one, _, _ in hot)}
-        references = {row[0] for row in (*hot, *history, *used)}
+        staged = self._staged()
+        references = {row[0] for row in (*hot, *history, *used, *staged)}
         found = Found(hot, keys, references, {"tasks": len(hot), "history": len(history)})
         for table in ("tasks", "finished") if self.lake else ():
             found.files[table] = [*self._files(table, found)]
         for place, (count, _remove) in self.sql.about.items():
             found.counts[place] = int(self.link.run(count, self._rows(found))[0][0])
-        found.counts["used references"] = len(used)
+        found.counts |= {"used references": len(used), "staged rows": len(staged)}
         if self.lake:
             found.files["attempts"] = [*self._files("attempts", found)]
             for table in ("attempts", "finished", "tasks"):
@@ -154,6 +160,17 @@ class Erasure:
         of = {"location": self.database.location, "ids": self.database.dialect.array(watched)}
         needed = {task_id for (task_id,) in self.link.run(self.shared.needed, of)} if watched else set()
         return [(name, one, status, not is_watched and one not in needed) for name, one, status, is_watched in rows]
+
+    def _staged(self, *, remove: bool = False) -> list[tuple[Any, ...]]:
+        """Return the references of the rows in staging tables, of loads that run or were killed; remove the rows."""
+        found, statement = [], self.sql.delete_staged if remove else self.sql.staged
+        for (table,) in self.link.run(self.staging.abandoned, {"age": 0.0}):
+            with statement_errors(f"The staging table {table} of a load could not be searched", "Run erase again."):
+                rows = self.link.run(statement.format(table=table), self.params)
+                found += rows
+                if rows and remove and self.link.postgresql:
+                    self.link.run(f"VACUUM {table}")
+        return found
 
     def _files(self, table: str, found: Found) -> Iterator[tuple[DataFile, pa.Table]]:
         """Yield the files with rows to remove, and (location, id) of the tasks of these rows."""
@@ -198,6 +215,7 @@ class Erasure:
         if not self.link.postgresql:
             self.link.run("PRAGMA secure_delete = ON")  # freed pages are overwritten
         self.context.progress("deleting", 0, 0)
+        self._staged(remove=True)
         with self.link.transaction():
             self._delete(before)
             rewritten += self._rewrite("tasks", before)

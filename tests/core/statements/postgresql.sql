@@ -3223,6 +3223,13 @@ FROM "dbtaskqueue_taskhistory"
 WHERE reference_number = ANY(%(references)s::text[])
 AND (%(every)s OR queue_name = ANY(%(queues)s::text[]));
 
+-- EraseStatements.delete_staged
+DELETE
+FROM {table}
+WHERE reference_number = ANY(%(references)s::text[])
+AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
+RETURNING reference_number;
+
 -- EraseStatements.delete_used_references
 DELETE
 FROM "dbtaskqueue_usedreference"
@@ -3240,6 +3247,12 @@ SELECT DISTINCT lake
 FROM "dbtaskqueue_archivebatch"
 WHERE state = 'closed'
 ORDER BY lake;
+
+-- EraseStatements.staged
+SELECT reference_number
+FROM {table}
+WHERE reference_number = ANY(%(references)s::text[])
+AND (%(every)s OR queue_name = ANY(%(queues)s::text[]));
 
 -- EraseStatements.tasks
 SELECT t.reference_number, t.id, t.status, t.watched

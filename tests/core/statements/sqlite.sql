@@ -2365,6 +2365,19 @@ AND (%(every)s OR queue_name IN (
     FROM json_each(%(queues)s)
 ));
 
+-- EraseStatements.delete_staged
+DELETE
+FROM {table}
+WHERE reference_number IN (
+    SELECT value
+    FROM json_each(%(references)s)
+)
+AND (%(every)s OR queue_name IN (
+    SELECT value
+    FROM json_each(%(queues)s)
+))
+RETURNING reference_number;
+
 -- EraseStatements.delete_used_references
 DELETE
 FROM "dbtaskqueue_usedreference"
@@ -2394,6 +2407,18 @@ SELECT DISTINCT lake
 FROM "dbtaskqueue_archivebatch"
 WHERE state = 'closed'
 ORDER BY lake;
+
+-- EraseStatements.staged
+SELECT reference_number
+FROM {table}
+WHERE reference_number IN (
+    SELECT value
+    FROM json_each(%(references)s)
+)
+AND (%(every)s OR queue_name IN (
+    SELECT value
+    FROM json_each(%(queues)s)
+));
 
 -- EraseStatements.tasks
 SELECT t.reference_number, t.id, t.status, t.watched
