@@ -117,7 +117,8 @@ class Batches:
         with self.link.transaction():
             reported = {row[0] for row in self._run(sql.lock_reported)}
             asked = {"location": self.database.location, "ids": array(sorted(reported))}
-            if left := reported - {row[0] for row in self._run(sql.needed, **asked)} if reported else set():
+            needed = {row[0] for row in self._run(sql.needed, **asked)} if reported else set()
+            if left := reported - needed:
                 self._run(sql.unwatch, ids=array(sorted(left)))
 
     def filters(self, age: timedelta, statuses: tuple[str, ...], queues: tuple[str, ...]) -> TaskFilters:

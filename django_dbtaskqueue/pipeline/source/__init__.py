@@ -123,7 +123,10 @@ class TaskSource(datasource.DataSource):
 
 
 def register(spark: SparkSession, *databases: Database) -> None:
-    """Make ``format("dbtaskqueue")`` known to a session, with the passwords of these databases and of earlier ones."""
+    """Make ``format("dbtaskqueue")`` known to a session, with the passwords of these databases and of earlier ones.
+
+    Then a query only needs ``.option("url", database.url_without_password)``.
+    """
     TaskSource.known = {**TaskSource.known, **{_key(one.url_without_password, one.location): one for one in databases}}
 
     class Registered(TaskSource):

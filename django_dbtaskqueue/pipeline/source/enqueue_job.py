@@ -183,7 +183,10 @@ def rows_where(frame: DataFrame, where: str | None) -> DataFrame:
 
 
 def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
-    """Return a column for each argument of ``enqueue``: the mapped ones, or else those with its name."""
+    """Return a column for each argument of ``enqueue``: the mapped ones, or else those with its name.
+
+    A value of the wrong type is null, and its row's fault. Raises JobOptionError for an unknown argument or column.
+    """
     columns = [name for name in frame.columns if name != ROW]
     if not mapping and not {"reference", "payload"} & set(columns):
         wanted = "what is a task? Give its reference, its payload or both, as in --map payload=*"

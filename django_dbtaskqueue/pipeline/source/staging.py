@@ -441,7 +441,10 @@ def _duplicate(plan: Plan, link: Link, params: Params) -> TaskQueueError:
 
 
 def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER) -> list[str]:
-    """Drop the staging tables that killed drivers left; return their names. One that is being written to stays."""
+    """Drop the staging tables that killed drivers left; return their names.
+
+    One that is being written to stays. A write that takes longer than ``older_than`` can fail as a whole.
+    """
     sql = StagingStatements(database.tables, database.dialect)
     dropped = []
     with database.open() as link:
