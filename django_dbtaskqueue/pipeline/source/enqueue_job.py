@@ -22,9 +22,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyarrow import dataset, fs
 from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import Column, DataFrame, SparkSession, functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F, types
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import DataType, DayTimeIntervalType, FractionalType, StringType, StructField, StructType
 
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.durations import clock, parse_length
@@ -46,6 +45,8 @@ GUARDS = (
     ),
 )
 ROW_KEYS, UNREAD = "_keys", "_unread"
+VARIANT_TYPES = re.compile(r"(?<![\w`])(?:OBJECT(?=<)|VOID(?=[,>]))")
+DDL_TYPES = {"OBJECT": "STRUCT", "VOID": "STRING"}
 WRITE_OPTIONS = ("queue", "on_duplicate", "require_reference", "max_attempts", "priority", "ttl")  # of ``write_tasks``
 DEFAULT_CHUNK_ROWS = 50_000  # of a load with a rate or a name
 MAX_BURST_S = 10  # of the rate, in one chunk
@@ -156,12 +157,17 @@ def read_input(context: Context) -> DataFrame:
 
 
 def with_columns(frame: DataFrame, names: Sequence[str], words: Iterable[str]) -> DataFrame:
-    """Return the rows with a column for each key: ``names``, or those found, or ``words`` if there is none."""
-    schema = StructType([StructField(name, StringType()) for name in dict.fromkeys(names or words)])
+    """Return the rows with a column for each key: ``names``, or those found, or ``words`` if there is none.
+
+    A key whose values are of several types, as 1 and "a", is a VARIANT.
+    """
+    schema = types.StructType([types.StructField(name, types.StringType()) for name in dict.fromkeys(names or words)])
     text = F.col(f"{ROW}.text")
-    if not names and (keys := frame.sparkSession.read.json(frame.select(text).na.drop(), mode="DROPMALFORMED").schema):
-        schema = keys
-    parsed = F.from_json(text, schema.add(UNREAD, StringType()), {"columnNameOfCorruptRecord": UNREAD})
+    if not names:
+        kinds = frame.select(F.schema_of_variant_agg(F.try_parse_json(text))).collect()[0][0]
+        keys = types.DataType.fromDDL(VARIANT_TYPES.sub(lambda kind: DDL_TYPES[kind[0]], kinds))
+        schema = keys if isinstance(keys, types.StructType) and keys.names else schema
+    parsed = F.from_json(text, schema.add(UNREAD, types.StringType()), {"columnNameOfCorruptRecord": UNREAD})
     unread = _fault_when(F.col(UNREAD).isNotNull(), "*", F.col(UNREAD), "has a number or a key longer than Spark reads")
     rows = frame.select(parsed.alias(ROW_KEYS), ROW).select(f"{ROW_KEYS}.*", ROW)
     return rows.withColumn(ROW, F.col(ROW).withField("fault", F.coalesce(f"{ROW}.fault", unread))).drop(UNREAD)
@@ -220,7 +226,8 @@ def _value(frame: DataFrame, name: str, value: str) -> Column:
         return F.struct(*(_column(word) for word in (columns if value == "*" else words)))
     if value not in columns:
         return F.expr(value)
-    as_text = name in (*staging.JSONS, *staging.STAGED_TEXTS) and frame.schema[value].dataType != StringType()
+    kind, any_text = frame.schema[value].dataType, name in (*staging.JSONS, *staging.STAGED_TEXTS)
+    as_text = kind == types.VariantType() or (any_text and kind != types.StringType())
     return picked([value], alone=True) if ROW in frame.columns and as_text else _column(value)
 
 
@@ -229,23 +236,23 @@ def _column(name: str) -> Column:
 
 
 def picked(keys: Sequence[str], *, alone: bool = False) -> Column:
-    """Return these keys of the rows of files as JSON, as they are; ``alone``: the value of the only one."""
+    """Return these keys of the rows of files as they are: an object, or ``alone`` the only value, or its text."""
 
     def pick(line: str | None) -> str | None:
         found = {key: line and json.loads(line).get(key) for key in keys}
         value = found[keys[0]] if alone else found
-        return None if line is None or value is None else json.dumps(value, ensure_ascii=False)
+        return value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
 
-    return F.udf(pick, StringType(), useArrow=False)(f"{ROW}.text")
+    return F.udf(pick, types.StringType(), useArrow=False)(f"{ROW}.text")
 
 
-def _typed(name: str, column: Column, kind: DataType) -> tuple[Column, Column, str]:
+def _typed(name: str, column: Column, kind: types.DataType) -> tuple[Column, Column, str]:
     """Return the column as ``write_tasks`` takes it, whether its value was lost, and the reason; "" if none can be."""
     if name in staging.WHOLE:
         whole = column.try_cast("long")
-        cut = whole != column if isinstance(kind, FractionalType) else F.lit(False)
+        cut = whole != column if isinstance(kind, types.FractionalType) else F.lit(False)
         return whole, whole.isNull() | cut, "is not a whole number"
-    if name in staging.STAGED_DURATIONS and not isinstance(kind, DayTimeIntervalType):
+    if name in staging.STAGED_DURATIONS and not isinstance(kind, types.DayTimeIntervalType):
         seconds = column.try_cast("decimal(18,6)")
         return F.make_dt_interval(secs=seconds), seconds.isNull(), "is not a number of seconds"
     if name == "run_at":
@@ -255,7 +262,9 @@ def _typed(name: str, column: Column, kind: DataType) -> tuple[Column, Column, s
 
 
 def _short(error: Exception) -> str:
-    return str(error).split(" SQLSTATE")[0].splitlines()[0].rstrip(".")
+    said = str(error).split(" SQLSTATE")[0].splitlines()[0].rstrip(".")
+    cast = ". A VARIANT has values of several types: cast it, as in try_cast(amount AS DOUBLE)"
+    return said + cast if "VARIANT" in said else said
 
 
 def enqueue_chunks(context: Context, rows: DataFrame) -> Result:

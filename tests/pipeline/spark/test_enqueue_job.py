@@ -191,6 +191,19 @@ def test_payloads_of_lines(spark: SparkSession, sqlite: Database, tmp_path: Path
     assert payloads == [text and json.loads(text) for text in wanted]
 
 
+def test_a_key_of_two_types_is_not_taken_for_one(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    rows = ((9007199254740993, 1), (9007199254740992, "2"), (0.5, "b"), (1, 1.5))
+    (file := tmp_path / "x.jsonl").write_text("".join(f"{json.dumps({'n': n, 'k': k})}\n" for n, k in rows))
+    load = {"map": ("reference=k", "priority=k"), "rejects": str(tmp_path / "rejects")}
+    with pytest.raises(JobOptionError, match=r'--where: .*"\(k = 1\)".*\("VARIANT" and "INT"\).* cast it'):
+        enqueue(spark, sqlite, str(file), where="k = 1", **load)
+    for where, enqueued, rejected in (("n = 9007199254740993", {"1"}, 0), ("try_cast(k AS int) IS NULL", {"1"}, 1)):
+        assert enqueue(spark, sqlite, str(file), where=where, **load)["rejected"] == rejected
+        assert references() == enqueued
+    assert enqueue(spark, sqlite, str(file), where="n < 1e16", **load | {"on_duplicate": "ignore"})["rejected"] == 2
+    assert references() == {"1", "2"}
+
+
 def test_keys_that_differ_in_case_are_kept(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     assert enqueue(spark, sqlite, str(tmp_path / "empty.jsonl"), map=("reference=id",))["enqueued"] == 0
