@@ -288,7 +288,7 @@ def add_schedule(
     """Make a schedule of a person. Raises ``OperationRefused``, ``UnknownQueue``, ``PermissionDenied``."""
     new = Definition.of({"queue": "", "cron": "", "timezone": default_zone(), **values})
     taken = is_storable(name) and any(rows_on(home).filter(pk=name).exists() for home in homes(using))
-    _check_new(name, new, actor, ADD_SCHEDULE, reason)
+    _check_new(name, new, actor, ADD_SCHEDULE, reason, using)
     alias = home_of(new.queue)
     with recorded(alias):
         row, made = rows_on(alias).get_or_create(name=name, defaults={"queue": new.queue, "cron": new.cron})
@@ -318,9 +318,7 @@ def edit_schedule(
         new = Definition.of({**asdict(old), **values})
         if "payload" in values:
             new = replace(new, payload=with_secrets_of(row.payload, values["payload"]))
-        _check_new(name, new, actor, EDIT_SCHEDULE, reason)
-        if home_of(new.queue) != alias:
-            raise OperationRefused(_("Queue %(queue)s is in another database.") % {"queue": new.queue})
+        _check_new(name, new, actor, EDIT_SCHEDULE, reason, alias)
         _set(row, new, alias)
         row.save(using=alias)
         before, after = asdict(old), asdict(new)
@@ -333,10 +331,12 @@ def edit_schedule(
     return row
 
 
-def _check_new(name: str, new: Definition, actor: Actor, verb: Verb, reason: str) -> None:
+def _check_new(name: str, new: Definition, actor: Actor, verb: Verb, reason: str, alias: str | None) -> None:
     check_queue(new.queue, actor)
     check(verb, reason, actor, new.queue)
-    overridden_settings(new.queue, home_of(new.queue))
+    overridden_settings(new.queue, home := home_of(new.queue))
+    if alias not in (None, home):
+        raise OperationRefused(_("Queue %(queue)s is in another database.") % {"queue": new.queue})
     try:
         new.check(name)
     except ValueError as error:

@@ -109,13 +109,6 @@ def test_pause_resume_run_and_delete_are_recorded(daily: Schedule) -> None:
     assert list(entries) == [(f"{name}_schedule", "bills", reason, "mine") for name, reason in told.items()]
 
 
-def test_run_now_does_not_overlap_where_ticks_do_not(daily: Schedule) -> None:
-    edit_schedule("daily", {"overlap": "skip"}, HERE)
-    act("run")
-    refused("The task before is not finished", act, "run")
-    assert Task.objects.count() == 1
-
-
 def test_a_person_wins_over_the_code_until_back_to_the_code(daily: Schedule) -> None:
     edit_schedule("daily", {"cron": "0 9 * * *", "priority": 4}, HERE, reason="later")
     declare("default", {"daily": Definition("letters", "0 8 * * *", "UTC")})
@@ -164,13 +157,17 @@ def test_a_wrong_edit_or_name_is_refused_in_words(daily: Schedule) -> None:
 @pytest.mark.django_db(databases=["default", "sqlite"])
 def test_a_schedule_is_in_the_database_of_its_queue(settings: Any, op: Client) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"bills": {"database": "sqlite"}, "letters": {}}}
-    add_schedule("apart", {"queue": "bills", "cron": "0 7 * * *"}, HERE)
+    bills, letters = ({"queue": queue, "cron": "0 7 * * *"} for queue in ("bills", "letters"))
+    add_schedule("apart", bills, HERE)
     assert not Schedule.objects.exists() and Schedule.objects.using("sqlite").exists()
-    refused("already", add_schedule, "apart", {"queue": "letters", "cron": "0 7 * * *"}, HERE)
+    refused("already", add_schedule, "apart", letters, HERE)
     refused("is in another database", edit_schedule, "apart", {"queue": "letters"}, HERE)
+    refused("is in another database", add_schedule, "lost", letters, HERE, using="sqlite")
     for address in (LIST, f"{LIST}apart/change/"):
         assert "every day at 07:00 UTC" in page(op, address)
+    edit_schedule("apart", {"overlap": "skip"}, HERE)
     act("run", "apart")
+    refused("The task before is not finished", act, "run", "apart")
     assert Task.objects.using("sqlite").get().queue == "bills"
 
 
