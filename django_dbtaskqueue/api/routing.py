@@ -89,7 +89,8 @@ WHOLE_LIST_KIND, TEXTS_KIND = (
 )
 ANY_KIND = FieldType({}, lambda _name, value: value)
 PRIORITY_KIND = FieldType(
-    {"type": "integer", "minimum": -32768, "maximum": 32767}, partial(serializers.whole, low=-32768, high=32767)
+    {"type": ["integer", "null"], "minimum": -32768, "maximum": 32767},
+    lambda name, value: None if value is None else serializers.whole(name, value, low=-32768, high=32767),
 )
 MAX_PAGE_ROWS = 500  # a larger number counts as this
 PAGE_KIND = FieldType(
@@ -124,20 +125,13 @@ class Field:
     help: permissions.Text  # translated when it is shown
     default: Any = None
     required: bool = False
+    as_sent: bool = False  # null is a value, too; what was not sent is not given
 
 
 def verb_field(verb: TaskVerb, one: VerbInput) -> Field:
-    """Return the field for an input of a verb; the verb itself makes its option of what was sent."""
-
-    def read(name: str, value: object) -> object:
-        try:
-            one.read(value)
-        except (TypeError, ValueError) as error:
-            raise BadInput(name, f"{error}.") from None
-        return value
-
+    """Return the field for an input of a verb, which reads it."""
     schema = {} if one.is_json or one is PRIORITY else TEXT_KIND.schema
-    return Field(one.name, FieldType(schema, read), f"for {verb.name}: {one.label}")
+    return Field(one.name, FieldType(schema, ANY_KIND.read), f"for {verb.name}: {one.label}", as_sent=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +139,7 @@ class ApiCall:
     """One request, read by its route."""
 
     actor: Actor
-    given: Mapping[str, Any]  # every field of the route, as sent or by its default
+    given: Mapping[str, Any]  # every field of the route, as sent or by its default; ``as_sent`` ones only if sent
 
 
 View = Callable[..., object]  # (call, **parts of the path) -> a document, or the value of its key
@@ -198,11 +192,11 @@ def _read(sent: Mapping[str, object], fields: Sequence[Field], what: str) -> dic
             raise BadInput(name[:100], words)
     found: dict[str, Any] = {}
     for one in fields:
-        if sent.get(one.name) is not None:
+        if one.name in sent and (one.as_sent or sent[one.name] is not None):
             found[one.name] = one.kind.read(one.name, sent[one.name])
         elif one.required:
             raise BadInput(one.name, f"is missing: {one.help}.")
-        else:
+        elif not one.as_sent:
             found[one.name] = one.default
     return found
 

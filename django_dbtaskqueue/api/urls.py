@@ -35,16 +35,17 @@ SETTING_FIELDS = (
     Field("values", routing.OBJECT_KIND, "settings by name", {}),
     Field("reset", routing.TEXTS_KIND, "settings that become the project's again", ()),
 )
+OF_SCHEDULE = partial(Field, as_sent=True)
 SCHEDULE_BODY = (
     REASON,
-    Field("queue", routing.TEXT_KIND, "the queue of the tasks"),
-    Field("cron", routing.TEXT_KIND, "such as 0 7 * * mon-fri"),
-    Field("timezone", routing.TEXT_KIND, "such as Europe/Madrid"),
-    Field("payload", routing.ANY_KIND, "the payload of the tasks"),
-    Field("payload_type", routing.TEXT_KIND, "its type"),
-    Field("priority", routing.PRIORITY_KIND, "the priority of the tasks"),
-    Field("missed", routing.one_of(MISSED_POLICIES), "what becomes of missed ticks"),
-    Field("overlap", routing.one_of(OVERLAP_POLICIES), "while the task before is not finished"),
+    OF_SCHEDULE("queue", routing.TEXT_KIND, "the queue of the tasks"),
+    OF_SCHEDULE("cron", routing.TEXT_KIND, "such as 0 7 * * mon-fri"),
+    OF_SCHEDULE("timezone", routing.TEXT_KIND, "such as Europe/Madrid"),
+    OF_SCHEDULE("payload", routing.ANY_KIND, "the payload of the tasks"),
+    OF_SCHEDULE("payload_type", routing.TEXT_KIND, "its type"),
+    OF_SCHEDULE("priority", routing.PRIORITY_KIND, "the priority of the tasks"),
+    OF_SCHEDULE("missed", routing.one_of(MISSED_POLICIES), "what becomes of missed ticks"),
+    OF_SCHEDULE("overlap", routing.one_of(OVERLAP_POLICIES), "while the task before is not finished"),
 )
 AUDIT_FIELDS = (
     QUEUE,

@@ -33,7 +33,7 @@ from django_dbtaskqueue.operations.lookup import aliases_in, locations
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, apply_to_queues, change_settings, command_pollers
 from django_dbtaskqueue.operations.related_tasks import BatchDocument, batch_documents, listed_batches
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, schedule_document
-from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
+from django_dbtaskqueue.operations.search import QUALIFIERS, Search, text_of, to_text
 from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, TaskFilter, look_through, select, tasks_for
 from django_dbtaskqueue.operations.serializers import OPERATION, BadInput, Document, OperationDocument, RowDocument
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, QUEUE_VERBS
@@ -146,7 +146,7 @@ def act_on_task_ids(call: ApiCall, verb: str) -> ActReport:
     """Apply a verb to up to 1,000 tasks at once, in one transaction."""
     known, queue = _verb(verb, ID_VERBS), call.given["queue"]
     permissions.check(known, call.given["reason"], call.actor)
-    options, query = known.options_of(_sent(call)), queue and to_text(of_queue(queue))
+    options, query = known.options_of(call.given), queue and text_of(queue=queue)
     request = ActionRequest(known, call.given["reason"], options, query)
     return act_on_ids(_tasks(call, call.given["ids"]), call.given["ids"], request, call.actor)
 
@@ -154,7 +154,7 @@ def act_on_task_ids(call: ApiCall, verb: str) -> ActReport:
 def preview_search(call: ApiCall, verb: str) -> Preview:
     """Tell what a verb would do to all tasks that match a search. Changes nothing."""
     known = _verb(verb, BULK_VERBS)
-    order, search = bulk.request_of(known, call.given["q"], options=known.options_of(_sent(call)))
+    order, search = bulk.request_of(known, call.given["q"], options=known.options_of(call.given))
     may_view(call.actor, tasks_for(search).model)
     permissions.check(order.verb, "previewed", call.actor)
     permissions.check_search(search, call.actor)
@@ -164,7 +164,7 @@ def preview_search(call: ApiCall, verb: str) -> Preview:
 def act_on_search(call: ApiCall, verb: str) -> OperationDocument:
     """Start a bulk operation on all tasks that match a search. Pollers carry it out."""
     known = _verb(verb, BULK_VERBS)
-    given = {"options": known.options_of(_sent(call)), "max_tasks": call.given["limit"]}
+    given = {"options": known.options_of(call.given), "max_tasks": call.given["limit"]}
     return OPERATION.of(bulk.start(known, call.given["q"], call.actor, call.given["reason"], **given))
 
 
@@ -202,7 +202,7 @@ def purge_queue(call: ApiCall, queue: str) -> OperationDocument:
     permissions.check_there([queue], call.actor)
     if call.given["confirm"] != queue:
         raise BadInput("confirm", f'must repeat the name, because every task of the queue is deleted: "{queue}".')
-    return OPERATION.of(bulk.start("purge", of_queue(queue), call.actor, call.given["reason"]))
+    return OPERATION.of(bulk.start("purge", text_of(queue=queue), call.actor, call.given["reason"]))
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------
@@ -251,10 +251,6 @@ def _operation(call: ApiCall, pk: int) -> models.BulkOperation:
     if len(found) > 1 and not queue:
         raise BadInput("queue", f"must be given: several databases have a bulk operation {pk}.")
     return _there(found, f"bulk operation {pk}.")[0]
-
-
-def _sent(call: ApiCall) -> dict[str, object]:
-    return {name: value for name, value in call.given.items() if value is not None}
 
 
 # -- monitoring --------------------------------------------------------------------------------------------------------
@@ -369,14 +365,14 @@ def schedule(call: ApiCall, schedule: str) -> ScheduleDocument:
 
 def make_schedule(call: ApiCall, schedule: str) -> ScheduleDocument:
     """Make a schedule."""
-    made = schedule_control.add_schedule(schedule, _sent(call), call.actor, reason=call.given["reason"])
+    made = schedule_control.add_schedule(schedule, call.given, call.actor, reason=call.given["reason"])
     return schedule_document(made, call.actor)
 
 
 def change_schedule(call: ApiCall, schedule: str) -> ScheduleDocument:
     """Change fields of a schedule. They win over the code until it is reset."""
     _schedule(call, schedule)
-    changed = schedule_control.edit_schedule(schedule, _sent(call), call.actor, reason=call.given["reason"])
+    changed = schedule_control.edit_schedule(schedule, call.given, call.actor, reason=call.given["reason"])
     return schedule_document(changed, call.actor)
 
 

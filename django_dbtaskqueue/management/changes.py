@@ -29,7 +29,7 @@ from django_dbtaskqueue.operations import actions, bulk as bulk_operations, queu
 from django_dbtaskqueue.operations.lookup import aliases_in, locations_on
 from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, Actor, check_there
 from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_schedules
-from django_dbtaskqueue.operations.search import of_queue, parse, to_text
+from django_dbtaskqueue.operations.search import parse, text_of
 from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, tasks_for
 from django_dbtaskqueue.operations.serializers import OPERATION, as_document
 from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS, VerbOptions
@@ -85,7 +85,7 @@ def verb(output: Output, options: Options) -> int:
 def purge(output: Output, options: Options) -> int:
     """Delete every task of a queue, in any status."""
     check_there([options["queue"]], Actor())
-    return verb(output, {**options, "filter": [to_text(of_queue(options["queue"]))]})
+    return verb(output, {**options, "filter": [text_of(queue=options["queue"])]})
 
 
 def _ordered(output: Output, operation: BulkOperation) -> int:

@@ -27,7 +27,7 @@ from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.actions import CHANGE, log, record, recorded
 from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, CONTROL_POLLERS, PAUSE, Actor, Verb, check
 from django_dbtaskqueue.operations.queue_stats import alive
-from django_dbtaskqueue.operations.search import of_queue
+from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.operations.serializers import Document
 
@@ -151,7 +151,7 @@ def ensure_row(queue: str, alias: str) -> None:
 
 def is_in_use(name: str, alias: str) -> bool:
     """Whether a living poller serves a queue, or the queue has a task."""
-    tasks = select(of_queue(name), model_for(name)._default_manager.using(alias).all())
+    tasks = select(text_of(queue=name), model_for(name)._default_manager.using(alias).all())
     return any(name in served for served in alive(alias).values()) or tasks.exists()
 
 

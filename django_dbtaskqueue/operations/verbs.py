@@ -14,7 +14,7 @@ from django.utils.translation import gettext, gettext_lazy as _, ngettext_lazy
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.durations import format_duration, parse_length
-from django_dbtaskqueue.core.exceptions import DuplicateTask, OperationRefused, PayloadError
+from django_dbtaskqueue.core.exceptions import DuplicateTask, OperationRefused
 from django_dbtaskqueue.core.json import dumps, is_name, loads_exactly
 from django_dbtaskqueue.core.masking import MASKED, masked, masked_text
 from django_dbtaskqueue.core.states import BY_VERB, Status
@@ -218,12 +218,12 @@ class TaskVerb(Verb):
                 raise OperationRefused(words % {"verb": self.name, "name": repr(one.name), "help": one.help})
             try:
                 values[one.field] = one.read(value)
-            except ValueError as error:
-                raise OperationRefused(f"{one.name!r}: {error}.") from None
+            except (TypeError, ValueError) as error:
+                raise OperationRefused(f"{one.name!r} {error}.") from None
         return VerbOptions(**values)
 
     def check(self, model: type[AbstractTask], alias: str, options: VerbOptions, actor: Actor) -> None:
-        """Raise ``UnknownQueue`` or ``OperationRefused`` for options that do not fit the table, or the actor."""
+        """Raise ``TaskQueueError`` for options that do not fit the table, or the actor."""
         if TO_QUEUE in self.inputs:
             check_queue(options.queue, actor)
             if not actor.may(self, options.queue):
@@ -234,10 +234,7 @@ class TaskVerb(Verb):
                 raise OperationRefused(words % {"queue": options.queue})
         if PAYLOAD in self.inputs or SIGNAL_DATA in self.inputs:
             given = options.payload if PAYLOAD in self.inputs else options.data
-            try:
-                dumps(given, limits=conf.settings().payload_limits)
-            except PayloadError as error:
-                raise OperationRefused(str(error)) from None
+            dumps(given, limits=conf.settings().payload_limits)
 
     def allowed(self, actor: Actor, queue: str) -> bool:
         """Whether the actor may use it on tasks of a queue. To edit a payload, a user must be allowed to see it."""

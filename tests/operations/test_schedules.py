@@ -267,6 +267,7 @@ def test_the_command_line_does_it_all(daily: Schedule) -> None:
     (made,) = [one for one in data("schedules", "list") if one["name"] == "mine"]
     assert (made["words"], made["payload"], len(made["next_times"])) == ("every 5 minutes UTC", {"n": 1}, 5)
     assert data("schedules", "edit", "mine", "--priority", "3")["priority"] == 3
+    assert data("schedules", "edit", "mine", "--priority", "null")["priority"] is None
     for what, done in {"pause": "schedule paused", "resume": "schedule resumed", "run": "task enqueued"}.items():
         assert f"1 {done}." in run(what, "mine", "--reason", "why")
     assert "1 schedule deleted." in run("delete", "mine")
@@ -284,15 +285,17 @@ def test_the_api_does_it_all(daily: Schedule, op: Client) -> None:
         return post(op, f"schedules/{address}", **body)
 
     assert [one["name"] for one in op.get("/api/schedules").json()["schedules"]] == ["daily"]
-    assert ask("mine/add", queue="letters", cron="0 7 * * *", priority=-2).json()["words"] == "every day at 07:00 UTC"
+    given = {"queue": "letters", "cron": "0 7 * * *", "priority": -2, "payload": {"n": 1}}
+    assert ask("mine/add", **given).json()["words"] == "every day at 07:00 UTC"
     assert ask("eu/pause/add", queue="letters", cron="0 7 * * *").status_code == 200  # it looks like a verb's address
     assert op.get("/api/schedules/eu/pause").json()["name"] == op.get("/api/schedules/eu%2Fpause").json()["name"]
     assert [ask(f"eu/pause/{action}").status_code for action in ("pause", "delete")] == [200, 200]
-    assert ask("mine/edit", cron="0 8 * * *").json()["cron"] == "0 8 * * *"
+    made = ask("mine/edit", cron="0 8 * * *", priority=None, payload=None).json()
+    assert (made["cron"], made["priority"], made["payload"]) == ("0 8 * * *", None, None)
     for action in ("pause", "resume", "run", "delete"):
         assert ask(f"mine/{action}").status_code == 200
-    wrong = (ask("mine/edit", cron="0 8 * * *"), ask("daily/explode"), ask("daily/delete"))
-    assert [answer.status_code for answer in wrong] == [404, 404, 400]
+    wrong = (ask("mine/edit", priority=1), ask("daily/explode"), ask("daily/delete"), ask("daily/edit", cron=None))
+    assert [answer.status_code for answer in wrong] == [404, 404, 400, 400]
     assert "is not a hour" in ask("daily/edit", cron="0 25 * * *").json()["error"]
 
 

@@ -14,7 +14,7 @@ from django_dbtaskqueue.management import Output, argument, changes, duration, e
 from django_dbtaskqueue.models.control import MISSED_POLICIES, OPERATE_SCOPE, OVERLAP_POLICIES, SCOPES
 from django_dbtaskqueue.operations.permissions import PAUSE
 from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES
-from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PURGE, QUEUE_VERBS, VerbInput, json_of
+from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PRIORITY, QUEUE_VERBS, VerbInput, json_of
 
 REFUSED_CODE, USAGE_ERROR_CODE, SETTINGS_CODE, TOO_SLOW_CODE, INTERRUPTED_CODE = 1, 2, 3, 4, 130
 CODES: Mapping[type[BaseException], int] = {
@@ -28,7 +28,7 @@ database did not answer within DBTASKQUEUE["OPERATIONS_TIMEOUT"]."""
 Run = Callable[[Output, dict[str, Any]], int]  # of a subcommand: its docstring is the help, it returns the exit code
 # The subcommand, and the name of its verb.
 VERB_OF_COMMAND = {
-    {"mark_poison": "poison"}.get(name, name.replace("_", "-")): name for name in ID_VERBS if name != PURGE.name
+    {"mark_poison": "poison"}.get(name, name.replace("_", "-")): name for name in ID_VERBS if name != "purge"
 }
 Option = tuple[str, Mapping[str, Any]]  # of several subcommands: its name, and how argparse reads it
 Add = Callable[..., Callable[..., object]]  # of a subcommand: its name, what runs it, and its options
@@ -169,14 +169,15 @@ def _add_schedules(add: Add) -> None:
     text = "Of import: the queue of a task. Repeat it for more. Default: that of the processor with its dotted path."
     one("--queue-of", text, action="append", default=[], metavar="TASK=QUEUE")
     one("--dry-run", "Of import: say what would happen; change nothing.", action="store_true")
-    read = {"payload": argument(json_of), "priority": int}
+    priority = argument(lambda text: None if text == "null" else PRIORITY.read(text))
+    read = {"payload": argument(json_of), "priority": priority}
     for name, text in (
         ("queue", "Queue of the tasks."),
         ("cron", "Such as '0 7 * * mon-fri': minute hour day month weekday; a sixth in front is the second."),
         ("timezone", "Such as Europe/Madrid. Default: that of the site."),
         ("payload", "Payload of the tasks, as JSON."),
         ("payload-type", "Type of the payload, for a queue with several processors."),
-        ("priority", "Priority of the tasks; lower runs first. Default: that of the queue."),
+        ("priority", "Priority of the tasks; lower runs first. Default, or null: that of the queue."),
         ("missed", f"What to do with missed ticks: {_choices(MISSED_POLICIES)}."),
         ("overlap", f"While the task before is not finished: {_choices(OVERLAP_POLICIES)}."),
     ):

@@ -121,13 +121,8 @@ class Search:
         return ()
 
 
-def of_queue(queue: str) -> Search:
-    """Return the search for all tasks of one queue. Its name may have any characters."""
-    return Search((Term("queue", (Match("=", queue),)),))
-
-
 def text_of(**values: object) -> str:
-    """Return the text of a search for exact values, such as ``text_of(queue="claims", status="ERROR")``."""
+    """Return the text of a search for exact values of any characters, as of ``queue="claims", status="ERROR"``."""
     return to_text(Search(tuple(Term(name, (Match("=", str(value)),)) for name, value in values.items())))
 
 
