@@ -75,9 +75,7 @@ def dumps(value: object, *, limits: Limits = DEFAULT_LIMITS) -> str:
 
 def _careful(value: object, limits: Limits) -> str:
     try:
-        text = _encode(value)
-        if "e+" in text:  # 1e+16 becomes 10000000000000000.0: jsonb would hand it back as an integer
-            text = _big_floats.sub(lambda token: token[0] if token[1] is None else f"{float(token[1]):.1f}", text)
+        text = with_big_floats(_encode(value))
         size = len(text) if text.isascii() else len(text.encode())
         # This process may be set to write longer integers than others read.
         giant = len(text) > INT_DIGITS and sys.get_int_max_str_digits() != INT_DIGITS
@@ -137,6 +135,13 @@ def _levels_fit(value: object, depth: int) -> bool:
 
 
 _big_floats = re.compile(r'"(?:[^"\\]|\\.)*"|(-?[0-9.]+e\+[0-9]+)')
+
+
+def with_big_floats(text: str) -> str:
+    """Return JSON text with 10000000000000000.0 for 1e+16, which jsonb would hand back as an integer."""
+    if "e+" not in text:
+        return text
+    return _big_floats.sub(lambda token: token[0] if token[1] is None else f"{float(token[1]):.1f}", text)
 
 
 def find_fault(value: object, limits: Limits = DEFAULT_LIMITS) -> tuple[str, str] | None:

@@ -3,6 +3,7 @@
 And what the tables have in common.
 """
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.core.durations import READABLE_TIMES
-from django_dbtaskqueue.core.json import read
+from django_dbtaskqueue.core.json import read, with_big_floats
 
 Sql = tuple[str, tuple[str | int, ...]]
 # A day of the calendar: with a modifier, ``date`` makes 2026-03-03 of 2026-02-31.
@@ -32,7 +33,13 @@ class AsInDjango(models.Field if TYPE_CHECKING else object):  # type: ignore[mis
 
     def deconstruct(self) -> tuple[str, str, Sequence[object], dict[str, object]]:
         name, _path, args, options = super().deconstruct()
+        options.pop("encoder", None)
         return name, f"django.db.models.{self.get_internal_type()}", args, options
+
+
+class _Encoder(json.JSONEncoder):
+    def encode(self, o: Any) -> str:
+        return with_big_floats(super().encode(o))
 
 
 class JsonField(AsInDjango, models.JSONField):
@@ -46,6 +53,7 @@ class JsonField(AsInDjango, models.JSONField):
         if shape is not None and not options.get("null"):
             options.setdefault("db_default", models.Value(shape(), models.JSONField()))
         super().__init__(*args, **options)
+        self.encoder = None if shape else _Encoder  # what is ours has no such numbers
         self.shape, self.of = shape, of
 
     def from_db_value(self, value: str | None, expression: Expression, connection: BaseDatabaseWrapper) -> object:

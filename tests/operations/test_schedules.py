@@ -262,10 +262,10 @@ def test_a_form_makes_and_edits_schedules_and_says_what_is_wrong(daily: Schedule
 def test_the_command_line_does_it_all(daily: Schedule) -> None:
     run = partial(command, "schedules")
     assert "every weekday at 07:00 Europe/Madrid" in run()
-    facts = ("--queue", "letters", "--cron", "*/5 * * * *", "--payload", '{"n": 1}')
+    facts = ("--queue", "letters", "--cron", "*/5 * * * *", "--payload", '{"n": 1e16}')
     assert "1 schedule made." in run("add", "mine", *facts)
     (made,) = [one for one in data("schedules", "list") if one["name"] == "mine"]
-    assert (made["words"], made["payload"], len(made["next_times"])) == ("every 5 minutes UTC", {"n": 1}, 5)
+    assert (made["words"], repr(made["payload"]), len(made["next_times"])) == ("every 5 minutes UTC", "{'n': 1e+16}", 5)
     assert data("schedules", "edit", "mine", "--priority", "3")["priority"] == 3
     assert data("schedules", "edit", "mine", "--priority", "null")["priority"] is None
     for what, done in {"pause": "schedule paused", "resume": "schedule resumed", "run": "task enqueued"}.items():

@@ -378,6 +378,8 @@ def test_what_a_verb_needs_is_asked_for_and_what_cannot_be_is_refused() -> None:
         with pytest.raises(CommandError, match=said):
             command(words[0], "--id", task.pk, *words[1:], "--yes")
     assert Task.objects.get().payload == payload and not AuditEntry.objects.exists()
+    command("edit", "--id", task.pk, "--payload", "1e16", "--yes")
+    assert repr(Task.objects.get().payload) == "1e+16", "not an integer"
 
 
 def test_groups_stay_in_order_when_their_tasks_are_snoozed_and_moved_and_parked_ones_stay() -> None:
