@@ -222,8 +222,6 @@ class TaskPageAdmin(ListAdmin):
         table = self.model._meta.concrete_model._default_manager.using(alias_for("", None)).all()
         task = None
         if verb.name in verbs.ONE_TASK_VERBS:
-            if len(ids) != 1:
-                raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": verb.label})
             task = permissions.narrow(table.filter(pk__in=ids), actor).first()
             if task is not None and not may_see(request, task):
                 raise OperationRefused(_("To edit a payload you need the permission to see payloads."))

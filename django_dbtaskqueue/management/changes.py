@@ -59,12 +59,9 @@ def verb(output: Output, options: Options) -> int:
     given = VerbOptions(**{one.field: options[one.field] for one in chosen.inputs})
     if ids:
         seen = actions.preview(tasks.filter(pk__in=ids), actions.ActionRequest(chosen, options=given))
-        there = f"{seen.selected} of {len(ids)} {'task is' if len(ids) == 1 else 'tasks are'} there"
-        running = f" {seen.running} of them run now." if seen.running else ""
-        output.write(f"{chosen.effect}\n{there}, {seen.eligible} would change.{running}")
     else:
         seen = bulk_operations.preview(chosen, words, using, options=given)
-        output.write("\n".join(seen.sentences))
+    output.write("\n".join(seen.sentences))
     if options["dry_run"]:
         return output.answer({"dry_run": True, **as_document(seen)})
     output.ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?")

@@ -40,7 +40,6 @@ RESTORED = (
     "expire_time", "poller_instance", "parked_by",
 )  # fmt: skip
 MAX_ACTIONS_OF_TASK = 100
-MAX_TASKS_NAMED_IN_ENTRY = 100
 ABSENT = "(absent)"  # in a difference: the key is not there
 Columns = dict[str, Any]
 
@@ -94,13 +93,14 @@ def restore_tasks(change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, actor
     skips: dict[str, list[int]] = defaultdict(list)
     wanted = {}
     for pk in change.task_ids:
+        to = before[pk]["queue"]
         if pk not in now:
             skips[_("there is no such task")].append(pk)
         elif now[pk].last_update_time != change.after_time:
             skips[_("changed since")].append(pk)
         elif pk in taken:
             skips[_("its reference is taken in its old queue")].append(pk)
-        elif denied := [queue for queue in {now[pk].queue, before[pk]["queue"]} if not actor.may(verb, queue)]:
+        elif denied := [one for one in {now[pk].queue, to} if not verb.allowed(actor, one, to)]:
             skips[_("not permitted on queue %(queue)s") % {"queue": denied[0]}].append(pk)
         else:
             wanted[pk] = before[pk]
@@ -295,7 +295,7 @@ def change_tasks(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest
     left = [pk for pk in ids if pk not in locked]
     why = _reasons_for_others(rows.filter(pk__in=left), request) if left else {}
     queues = {row.queue for row in locked.values()} | {queue for queue, _reason in why.values()}
-    denied = {queue for queue in queues if not verb.allowed(actor, queue)}
+    denied = {queue for queue in queues if not verb.allowed(actor, queue, request.options.queue)}
     report, skips = ActReport(), defaultdict(list)
     for pk in ids:
         queue, reason = why.get(pk, ("", _("there is no such task")))
@@ -322,13 +322,12 @@ def new_operation(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **c
 
 def _details(request: ActionRequest, report: ActReport) -> dict[str, Any]:
     """Return what the audit says: the first tasks by id and reference, with the error that each failed of, and more."""
-    shown = report.tasks[:MAX_TASKS_NAMED_IN_ENTRY]
+    shown = report.tasks[:MAX_IDS_IN_AUDIT]
     prints = {task.fingerprint for task in shown if task.fingerprint}
     groups = FailureGroup.objects.using(shown[0]._state.db).filter(pk__in=prints) if prints else ()
     errors = {group.pk: group.error_type for group in groups}
     facts = [{"id": t.pk, "reference": t.reference, "error": errors.get(t.fingerprint or "")} for t in shown]
     return {
-        "task_ids": [row.pk for row in report.tasks][:MAX_IDS_IN_AUDIT],
         "tasks": [{name: value for name, value in one.items() if value} for one in facts],
         "skips": {reason: len(ids) for reason, ids in report.skips.items()},
         "skipped_ids": {reason: ids[:MAX_IDS_IN_AUDIT] for reason, ids in report.skips.items()},

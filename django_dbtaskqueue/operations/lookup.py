@@ -41,7 +41,8 @@ def search(
     """
     if status is not None and status not in tuple(Status):
         raise ValueError(f"{status!r} is not a status. Statuses are {', '.join(Status)}.")
-    tasks = tasks_on(*(only_place(queue, using) if queue is not None else (alias_for("", using), Task)))
+    place = (alias_for("", using), Task) if queue is None else _places(queue, only_alias(queue, using))[0]
+    tasks = tasks_on(*place)
     session = Session.on(tasks.db)
     given = {
         "queue": queue,
@@ -70,11 +71,6 @@ def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
 def places_of(queue: str, using: str | None = None) -> list[Location]:
     """Return each (database, table) that a queue has tasks in; of all its databases or of one."""
     return [(alias, model_for(queue)) for alias in aliases_of(queue, using)]
-
-
-def only_place(queue: str, using: str | None = None) -> Location:
-    """Return the database and table that have the ids of a queue. Raises ``TaskQueueError`` without that of a shard."""
-    return _places(queue, only_alias(queue, using))[0]
 
 
 def locations(using: str | None = None) -> list[Location]:

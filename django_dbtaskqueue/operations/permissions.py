@@ -139,6 +139,10 @@ class Actor:
             return False
         return queue is None or (self.sees(queue) and _allows("CAN_OPERATE", self.user, verb.name, queue))
 
+    def may_bring(self, queue: str, target: str) -> bool:
+        """Whether payloads of a queue may get to another: not to where the user may see them, if they may not here."""
+        return self.may(VIEW_PAYLOAD, queue) or not self.may(VIEW_PAYLOAD, target)
+
     def sees(self, queue: str) -> bool:
         """Whether no token and no rule hides a queue. The permissions of the models are asked for besides."""
         in_scope = not self.scope.queues or queue in self.scope.queues

@@ -319,6 +319,8 @@ def edit_schedule(
         if "payload" in values:
             new = replace(new, payload=with_secrets_of(row.payload, values["payload"]))
         _check_new(name, new, actor, EDIT_SCHEDULE, reason, alias)
+        if not actor.may_bring(queue, new.queue):
+            raise PermissionDenied(_("not permitted on queue %(queue)s") % {"queue": queue})
         _set(row, new, alias)
         row.save(using=alias)
         before, after = asdict(old), asdict(new)

@@ -236,8 +236,13 @@ class TaskVerb(Verb):
             given = options.payload if PAYLOAD in self.inputs else options.data
             dumps(given, limits=conf.settings().payload_limits)
 
-    def allowed(self, actor: Actor, queue: str) -> bool:
-        """Whether the actor may use it on tasks of a queue. To edit a payload, a user must be allowed to see it."""
+    def allowed(self, actor: Actor, queue: str, target: str) -> bool:
+        """Whether the actor may use it on tasks of a queue, which a move takes to ``target``.
+
+        To edit a payload, a user must be allowed to see it.
+        """
+        if self is MOVE and not actor.may_bring(queue, target):
+            return False
         return actor.may(self, queue) and (self is not EDIT or actor.may(VIEW_PAYLOAD, queue))
 
     def condition(self, model: type[AbstractTask], options: VerbOptions) -> Q:

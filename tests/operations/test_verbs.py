@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -19,14 +19,15 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies
 from django_dbtaskqueue.models import AuditEntry, Queue, Task
 from django_dbtaskqueue.models.control import IN_EFFECT
-from django_dbtaskqueue.operations import queue_control
+from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids, enqueue_copy, preview
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, Actor
 from django_dbtaskqueue.operations.queue_control import ensure_row, pause, resume
-from django_dbtaskqueue.operations.verbs import DELETE, QUEUE_VERBS, REPROCESS, TASK_VERBS, VerbOptions
+from django_dbtaskqueue.operations.schedules import add_schedule, edit_schedule
+from django_dbtaskqueue.operations.verbs import DELETE, MOVE, QUEUE_VERBS, REPROCESS, TASK_VERBS, VerbOptions
 from django_dbtaskqueue.testing import advance
 from tests.factories import QUEUE, age, make_task
-from tests.operations.site import ONLY_PARCELS, QUEUES, command, page, post, refused
+from tests.operations.site import ONLY_PARCELS, QUEUES, command, page, post, refused, work
 
 NOW, HOUR = VerbOptions(timedelta(0), signal="approved"), timedelta(hours=1)
 
@@ -141,7 +142,7 @@ def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: Actor) -> None:
     entry = AuditEntry.objects.get()
     assert (entry.actor, entry.source, entry.verb, entry.queue) == ("ada", "admin", "reprocess", QUEUE)
     assert (entry.query, entry.reason, entry.changed, entry.skipped) == ("status:ERROR", "fixed", 1, 1)
-    changed = {"task_ids": [failed.pk], "tasks": [{"id": failed.pk, "reference": "A"}]}
+    changed = {"tasks": [{"id": failed.pk, "reference": "A"}]}
     assert entry.details == {**changed, "skips": {why: 1}, "skipped_ids": {why: [done.pk]}}
     logged = LogEntry.objects.get()
     assert (logged.user, logged.object_id, logged.action_flag) == (ada.user, str(failed.pk), CHANGE)
@@ -165,6 +166,26 @@ def test_a_pause_of_several_queues_is_asked_for_each_before_any(settings: Any, a
     refused(words, queue_control.apply_to_queues, PAUSE, [QUEUE, "letters"], ada, error=PermissionDenied)
     assert queue_control.apply_to_queues(RESUME, [QUEUE], ada) == 0, "it was not paused"
     assert not Queue.objects.exists() and not AuditEntry.objects.exists()
+
+
+def payloads_of_parcels(user: User, verb: str, queue: str) -> bool:
+    return verb != "view_payload" or queue == QUEUE
+
+
+def test_no_payload_is_moved_to_where_it_could_be_read(settings: Any, ada: Actor) -> None:
+    settings.DBTASKQUEUE |= {"CAN_OPERATE": f"{__name__}.payloads_of_parcels"}
+    add_schedule("daily", {"queue": "letters", "cron": "0 7 * * *"}, Actor())
+    refused("queue letters", edit_schedule, "daily", {"queue": QUEUE}, ada, error=PermissionDenied)
+    task, there = make_task(queue="letters"), VerbOptions(queue=QUEUE)
+    assert act_on_ids(Task.objects.all(), [task.pk], ActionRequest(MOVE, options=there), ada).skipped == 1
+    away = replace(there, queue="letters")
+    moved = act_on_ids(Task.objects.all(), [make_task().pk], ActionRequest(MOVE, options=away), ada).operation
+    orders = [bulk.start(MOVE, "queue:letters", ada, options=there), bulk.put_back(cast(Any, moved), ada)]
+    work()
+    for order in orders:
+        order.refresh_from_db()
+        assert order.skips.keys() == {"not permitted on queue letters"}
+    assert {*Task.objects.values_list("queue", flat=True)} == {"letters"}
 
 
 def test_a_verb_of_queues_has_its_command_its_route_and_its_button(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
