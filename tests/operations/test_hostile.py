@@ -162,14 +162,11 @@ def test_a_refusal_names_the_field(browser: Client) -> None:
     assert [table._default_manager.count() for table in tables] == before
 
 
-def test_ids_are_those_of_the_queue_that_is_named(browser: Client) -> None:
+def test_ids_are_those_of_the_queue_and_saved_searches_hide_none_of_anothers(browser: Client) -> None:
     task = make_task(queue="letters")
     answer = post(browser, "tasks/delete/ids", ids=[task.pk], queue=QUEUE, reason="why")
     assert answer.json() == {"changed": 0, "skipped": 1, "skips": {"there is no such task": [task.pk]}}
     assert Task.objects.filter(pk=task.pk).exists()
-
-
-def test_saved_searches_of_one_user_hide_none_of_anothers(browser: Client) -> None:
     SavedSearch.objects.bulk_create(
         SavedSearch(owner="mallory", name=f"!{number:03}", query="status:ERROR", shared=True) for number in range(150)
     )

@@ -105,13 +105,6 @@ def test_an_order_that_cannot_be_had_at_this_size_says_what_was_sorted(op: Clien
     assert "This order has no index: the newest 20 tasks were sorted (back to " in page and "Narrow" in page
 
 
-def test_which_searches_look_at_the_heads_of_the_lines() -> None:
-    for search in ("status:PROCESSING", "is:stale queue:claims", "is:held,stale error:Timeout"):
-        assert query.finds_processing_only(parse(search)), search
-    for search in ("-status:PROCESSING", "status:PROCESSING,CREATED", "is:due", "status:PROCESSING ref:UA-15", ""):
-        assert not query.finds_processing_only(parse(search)), search
-
-
 def test_what_is_in_hand_is_found_at_the_heads_of_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [make_task(PROCESSING, priority=priority).pk for priority in (0, 0, 5)]
     other = make_task(PROCESSING, queue="letters").pk
@@ -126,6 +119,10 @@ def test_what_is_in_hand_is_found_at_the_heads_of_the_lines(monkeypatch: pytest.
     monkeypatch.setattr(query, "MIN_ROWS_PER_PRIORITY", 3)
     monkeypatch.setattr(query, "WINDOW_ROWS", 3)
     assert query.page_of_processing(rows, (QUEUE,), 50).first == 3
+    for search in ("status:PROCESSING", "is:stale queue:claims", "is:held,stale error:Timeout"):
+        assert query.finds_processing_only(parse(search)), search
+    for search in ("-status:PROCESSING", "status:PROCESSING,CREATED", "is:due", "status:PROCESSING ref:UA-15", ""):
+        assert not query.finds_processing_only(parse(search)), search
 
 
 def test_windows_go_through_what_indexes_leave() -> None:

@@ -64,7 +64,7 @@ TEXTS = r"""
 """
 
 
-def test_keys_with_secrets_and_others() -> None:
+def test_keys_and_texts_with_secrets_and_others() -> None:
     for key in SECRET_KEYS:
         assert masked({key: SECRET, "n": 1}) == {key: MASKED, "n": 1}
         assert masked([{"deep": [{key: {"a": SECRET}}]}]) == [{"deep": [{key: MASKED}]}]
@@ -74,9 +74,6 @@ def test_keys_with_secrets_and_others() -> None:
         assert masked_text(text), "in one pass: a second one per key would take hours"
     for key in ("name", "passenger", "shipping", "apikind", "keys", "author", "carrier"):
         assert masked({key: "x"}) == {key: "x"}
-
-
-def test_texts() -> None:
     for form in TEXTS.strip().replace("¦\n    ", "¦").replace(r"\n", "\n").replace(r"\t", "\t").split("¦"):
         text, shown = form.replace("«", "").replace("»", ""), re.sub("«[^»]*(»|$)", MASKED, form)
         assert (masked_text(text), masked({"note": text})) == (shown, {"note": shown})

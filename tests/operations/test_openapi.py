@@ -150,11 +150,15 @@ def test_a_wrong_method_answers_json(ada: Client, parts: dict[str, Any]) -> None
             assert method == "head" or "error" in answer.json()
 
 
-def test_the_figures_are_those_of_the_command_line(ada: Client, parts: dict[str, Any]) -> None:
+def test_the_figures_are_those_of_the_command_line_and_lists_go_on(ada: Client, parts: dict[str, Any]) -> None:
     printed = data("status")
     assert {**ada.get(f"{ROOT}/status").json(), "as_of": ""} == {**printed, "as_of": ""}
     assert ada.get(f"{ROOT}/health").json() == printed["health"]
     assert ada.get(f"{ROOT}/doctor").json()["findings"] == data("doctor")
+    first = ada.get(f"{ROOT}/operations", {"limit": 1}).json()
+    rest = ada.get(f"{ROOT}/operations", {"limit": 1, "before": first["before"]}).json()
+    ids = [one["id"] for found in (first, rest) for one in found["operations"]]
+    assert (ids, rest["before"]) == (sorted(BulkOperation.objects.values_list("pk", flat=True))[::-1], None)
 
 
 def test_settings_are_changed_within_what_a_row_may_say(ada: Client, parts: dict[str, Any]) -> None:
@@ -165,13 +169,6 @@ def test_settings_are_changed_within_what_a_row_may_say(ada: Client, parts: dict
         answer = post(ada, where, **given)
         assert (answer.status_code, name in answer.json()["error"]) == (400, True)
     assert post(ada, where, reset=["lease"]).json() == {"overrides": {"concurrency": None}}
-
-
-def test_lists_go_on_where_the_page_ends(ada: Client, parts: dict[str, Any]) -> None:
-    first = ada.get(f"{ROOT}/operations", {"limit": 1}).json()
-    rest = ada.get(f"{ROOT}/operations", {"limit": 1, "before": first["before"]}).json()
-    ids = [one["id"] for found in (first, rest) for one in found["operations"]]
-    assert (ids, rest["before"]) == (sorted(BulkOperation.objects.values_list("pk", flat=True))[::-1], None)
 
 
 def with_token(**facts: Any) -> Client:
@@ -211,15 +208,7 @@ def test_a_token_of_one_queue_sees_and_changes_only_that(ada: Client, settings: 
     assert [actor.may(PAUSE, queue) for queue in ("letters", QUEUE)] == [True, False]
 
 
-def test_a_token_ends_with_its_user_whoever_has_the_name_next(ada: Client) -> None:
-    robot = with_token()
-    assert robot.get(f"{ROOT}/health").status_code == 200
-    User.objects.get(username="ada").delete()
-    User.objects.create_superuser("ada")
-    assert robot.get(f"{ROOT}/health").status_code == 401
-
-
-def test_a_token_ends_and_its_use_is_noted_at_most_once_a_minute(ada: Client) -> None:
+def test_a_token_ends_also_with_its_user_and_its_use_is_noted_at_most_once_a_minute(ada: Client) -> None:
     now, times, health = timezone.now(), [], f"{ROOT}/health"
     robot, late = with_token(expire_time=now + timedelta(days=1)), with_token(expire_time=now - timedelta(seconds=1))
     for _use in range(2):
@@ -229,3 +218,8 @@ def test_a_token_ends_and_its_use_is_noted_at_most_once_a_minute(ada: Client) ->
     ApiToken.objects.update(last_used_time=now - timedelta(minutes=2))
     assert robot.get(health).status_code == 200
     assert ApiToken.objects.earliest("pk").last_used_time > now - timedelta(minutes=1)
+    robot = with_token()
+    assert robot.get(f"{ROOT}/health").status_code == 200
+    User.objects.get(username="ada").delete()
+    User.objects.create_superuser("ada")
+    assert robot.get(f"{ROOT}/health").status_code == 401

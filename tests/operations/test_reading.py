@@ -178,16 +178,15 @@ def test_to_confirm_a_verb_takes_few_calls(op: Client, monkeypatch: Any) -> None
 # Numbers for programs are written without a separator, whatever the site says of numbers for people.
 
 
-def test_the_buttons_of_a_task_with_a_large_number_work(op: Client, settings: Any) -> None:
+def test_the_buttons_of_a_task_with_a_large_number_work_and_each_key_is_written_as_it_is(
+    op: Client, settings: Any
+) -> None:
     page = reverse("admin:dbtaskqueue_task_change", args=[make_task("ERROR", id=1_234_567).pk])
     for language in ("en", "de"):
         settings.USE_THOUSAND_SEPARATOR, settings.LANGUAGE_CODE = True, language
         html = text(op.get(page))
         assert re.findall(r'name="(_selected_action|again)" value="([^"]*)"', html)
         assert not re.findall(r'="[^"]*1[,.\s]234[,.\s]567[^"]*"', html)
-
-
-def test_each_key_in_a_template_is_written_as_it_is() -> None:
     key = re.compile(r"{{ (?!finding)(?:[\w.]+\.)?(?:pk|id)(?!\|unlocalize)[ |][^}]*}}")  # that of a finding is a text
     files = (REPOSITORY / "django_dbtaskqueue/templates").rglob("*.html")
     assert [(file.name, found) for file in files for found in key.findall(file.read_text())] == []
