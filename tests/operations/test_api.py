@@ -26,6 +26,8 @@ _settings = with_settings(API_TOKENS={"robot": DIGEST})
 
 def test_it_is_closed_by_default(settings: Any) -> None:
     ada = client(*EVERYTHING)
+    for token in ("wrong", "", TOKEN + " x", "\udcff"):  # a session beside it does not help
+        assert ada.get("/api/tasks", headers={"Authorization": f"Bearer {token}"}).status_code == 401
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}}
     assert ada.get("/api/tasks").status_code == post(ada, "tasks/reprocess/ids", ids=[1]).status_code == 404
 
@@ -79,12 +81,6 @@ def test_beside_a_middleware_that_sends_everybody_to_a_login_page(settings: Any)
     assert Client(headers=BEARER).get("/api/tasks").status_code == 200
 
 
-def test_a_wrong_token_is_nobody_even_with_a_session() -> None:
-    ada = client(*EVERYTHING)
-    for token in ("wrong", "", TOKEN + " x", "\udcff"):
-        assert ada.get("/api/tasks", headers={"Authorization": f"Bearer {token}"}).status_code == 401
-
-
 def test_search_in_pages() -> None:
     tasks = [make_task(Status.ERROR, reference=f"r{n}") for n in range(3)]
     make_task(Status.COMPLETED)
@@ -96,7 +92,7 @@ def test_search_in_pages() -> None:
     counted = ada.get("/api/tasks/count", {"q": rest["query"]}).json()
     asked = [ada.get(f"/api/tasks/{tasks[0].pk}", {"queue": name}).status_code for name in (QUEUE, "letters")]
     assert asked == [200, 404]
-    assert counted == {"query": "status:ERROR", "count": {"number": 3, "more": False, "estimated": False}}
+    assert counted["count"] == {"number": 3, "more": False, "estimated": False}
 
 
 def test_a_page_costs_the_same_number_of_queries_whatever_is_on_it(django_assert_max_num_queries: Any) -> None:

@@ -124,22 +124,12 @@ def check(found: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
     Draft202012Validator({**schema, "components": found["components"]}).validate(value)
 
 
-def test_what_is_not_there_answers_json(ada: Client, parts: dict[str, Any]) -> None:
+def test_what_is_not_there_and_a_wrong_method_answer_json(ada: Client, parts: dict[str, Any]) -> None:
     for where in ("", "/", "/nothing", "/tasks/", "/tasks/abc", "/tasks/1/2/3", "/queues/nosuch"):
         answer = ada.get(ROOT + "/" + where.removeprefix("/"))
         assert (answer.status_code, list(answer.json())) == (404, ["error"]), where
     for where in ("host:1/3/drain", "host:1/2/explode"):
         assert post(ada, f"pollers/{where}").status_code == 404
-
-
-def address_of(route: Any, parts: dict[str, Any]) -> str:
-    address = route.path
-    for part, value in parts.items():
-        address = re.sub(rf"<\w+:{part}>", str(value_of(value, route.name)), address)
-    return address
-
-
-def test_a_wrong_method_answers_json(ada: Client, parts: dict[str, Any]) -> None:
     """Each method comes in turn."""
     for turn, route in enumerate(ROUTES):
         methods = ("get", "post", "put", "patch", "delete", "options", "head")
@@ -148,6 +138,13 @@ def test_a_wrong_method_answers_json(ada: Client, parts: dict[str, Any]) -> None
             answer = getattr(ada, method)(f"{ROOT}/{address_of(route, parts)}")
             assert (answer.status_code, answer.headers["Allow"]) == (405, route.method), route
             assert method == "head" or "error" in answer.json()
+
+
+def address_of(route: Any, parts: dict[str, Any]) -> str:
+    address = route.path
+    for part, value in parts.items():
+        address = re.sub(rf"<\w+:{part}>", str(value_of(value, route.name)), address)
+    return address
 
 
 def test_the_figures_are_those_of_the_command_line_and_lists_go_on(ada: Client, parts: dict[str, Any]) -> None:

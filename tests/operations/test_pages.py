@@ -253,7 +253,7 @@ def test_settings_in_force_have_a_source_and_are_changed_within_what_is_valid_by
     assert 'name="set"' not in text(staff("view_queue", "pause_queue", "change_queue").get(page))
 
 
-def test_queues_are_listed_in_the_order_asked_for(op: Client) -> None:
+def test_queues_are_listed_in_order_and_emptied_only_after_their_name_was_typed(op: Client) -> None:
     for number, queue in enumerate(("letters", "other", "parcels")):
         make_task(Status.CREATED, queue=queue, ready_time=-timedelta(minutes=(number + 1) % 3))
 
@@ -264,9 +264,6 @@ def test_queues_are_listed_in_the_order_asked_for(op: Client) -> None:
     assert by_name == sorted(by_name) and names("oldest")[:3] == ["other", "letters", "parcels"]
     assert sorted(names("failed")) == sorted(names("run")) == sorted(names("wait")) == by_name
     assert "Select a valid choice" in text(op.get(QUEUES, {"order": "x"}))
-
-
-def test_a_queue_is_emptied_only_after_its_name_was_typed_with_a_reason(op: Client) -> None:
     for given in ({"typed": "letters", "reason": "x"}, {"typed": QUEUE, "reason": " "}):
         assert 'class="error"' in text(op.post(QUEUES, {"purge": QUEUE, **given}, follow=True))
     assert not BulkOperation.objects.exists()
