@@ -38,7 +38,7 @@ from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.actions import actions_on
 from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, queue_counts, queue_names
 from django_dbtaskqueue.operations.explain import explain
-from django_dbtaskqueue.operations.lookup import Location
+from django_dbtaskqueue.operations.lookup import Location, elsewhere
 from django_dbtaskqueue.operations.related_tasks import awaited, batch_key, related, steps_of
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, parse, query, text_of, to_text
 from django_dbtaskqueue.operations.search.query import Page, TaskFilter, id_range, within
@@ -218,6 +218,7 @@ class TaskAdmin(TaskPageAdmin):
             text = _("Tasks created then have ids from %(first)s to %(last)s; only these were searched.")
             context["of_ids"] = text % {"first": cells.number(ids.start), "last": cells.number(ids.stop - 1)}
             context["empty"] = _("No task with such an id matches.")
+        context["elsewhere"] = elsewhere(filterset.search.queues(), filterset.queryset)
         actor, saved = viewer(request), SavedSearch.objects.using(self.get_queryset(request).db).order_by("name", "pk")
         own = saved.filter(owner=actor.name)[:MAX_SAVED_SEARCHES]
         shared = permissions.narrow(saved.filter(shared=True).exclude(owner=actor.name), actor)[:MAX_SAVED_SEARCHES]

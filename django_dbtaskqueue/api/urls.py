@@ -13,14 +13,15 @@ from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES,
 from django_dbtaskqueue.operations.search import QUALIFIERS
 from django_dbtaskqueue.operations.verbs import ID_VERBS
 
+SHARD = Field("database", routing.TEXT_KIND, "a shard of the queue")
 SEARCH = Field("q", routing.TEXT_KIND, "a search, such as status:ERROR queue:claims", "")
-SEARCH_FIELDS = (SEARCH, *(Field(name, routing.TEXT_KIND, one.help, "") for name, one in QUALIFIERS.items()))
+SEARCH_FIELDS = (SEARCH, SHARD, *(Field(name, routing.TEXT_KIND, one.help, "") for name, one in QUALIFIERS.items()))
 PAGE = (
     Field("limit", routing.PAGE_KIND, "how many rows", 50),
     Field("before", routing.POSITIVE_KIND, "only rows with a smaller id: the next page", None),
 )
 QUEUE = Field("queue", routing.TEXT_KIND, "a queue's name", "")
-WHERE = (QUEUE, Field("database", routing.TEXT_KIND, "a shard of the queue", ""))
+WHERE = (QUEUE, SHARD)
 CONFIRM = Field("confirm", routing.TEXT_KIND, "the queue's name again", "")
 REASON = Field("reason", routing.REASON_KIND, "why, for the audit", "")
 VERB_FIELDS = tuple(routing.verb_field(verb, one) for verb in ID_VERBS.values() for one in verb.inputs)
@@ -70,10 +71,10 @@ ROUTES = (
     GET("tasks/count", views.count_tasks, query=SEARCH_FIELDS, needs="view_task"),
     GET("tasks/<int:pk>", views.task, query=WHERE, needs="view_task; view_payload for what is in it"),
     POST("tasks/<str:verb>/ids", views.act_on_task_ids, body=(IDS, *WHERE, REASON, *VERB_FIELDS), needs=OF_THE_VERB),
-    POST("tasks/<str:verb>/preview", views.preview_search, body=(SEARCH, *VERB_FIELDS),
+    POST("tasks/<str:verb>/preview", views.preview_search, body=(SEARCH, SHARD, *VERB_FIELDS),
          needs=f"{OF_THE_VERB}, view_task"),
-    POST("tasks/<str:verb>/search", views.act_on_search, body=(SEARCH, REASON, MAX_TASKS, *VERB_FIELDS), status=202,
-         needs=OF_THE_VERB),
+    POST("tasks/<str:verb>/search", views.act_on_search, body=(SEARCH, SHARD, REASON, MAX_TASKS, *VERB_FIELDS),
+         status=202, needs=OF_THE_VERB),
     GET("operations", views.operations, query=(STATE, QUEUE, *PAGE), needs=BulkOperation),
     GET("operations/<int:pk>", views.operation, query=(QUEUE,), needs=BulkOperation),
     POST("operations/<int:pk>/cancel", views.cancel_operation, body=(QUEUE, REASON), needs=OF_THE_OPERATION),

@@ -29,7 +29,7 @@ from django_dbtaskqueue.operations.actions import ActionRequest, ActReport, Prev
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import Explanation, explain
-from django_dbtaskqueue.operations.lookup import aliases_in, locations
+from django_dbtaskqueue.operations.lookup import aliases_in, elsewhere, locations
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, apply_to_queues, change_settings, command_pollers
 from django_dbtaskqueue.operations.related_tasks import BatchDocument, batch_documents, listed_batches
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, schedule_document
@@ -74,13 +74,14 @@ FailureDocument = Annotated[Document, FAILURE]
 
 
 class TaskPage(TypedDict):
-    """One page of tasks, the newest first. ``before`` leads to the next page.
+    """One page of tasks, the newest first. ``before`` leads to the next page. ``elsewhere``: what is left out.
 
     A search without an index can end before it has ``limit`` tasks: then ``looked_at`` tasks were read, back to the
     time ``back_to``, and ``before`` goes on from there. ``looked_at`` is null when everything was read.
     """
 
     query: str
+    elsewhere: str
     tasks: list[serializers.TaskSummary]
     before: int | None
     looked_at: int | None
@@ -88,9 +89,10 @@ class TaskPage(TypedDict):
 
 
 class TaskCount(TypedDict):
-    """How many tasks match."""
+    """How many tasks match. ``elsewhere``: which databases are left out."""
 
     query: str
+    elsewhere: str
     count: ApproxCount
 
 
@@ -114,6 +116,7 @@ def tasks(call: ApiCall) -> TaskPage:
     seen = {queue: call.actor.may(permissions.VIEW_PAYLOAD, queue) for queue in {row.queue for row in rows}}
     return {
         "query": to_text(search),
+        "elsewhere": elsewhere(search.queues(), found),
         "tasks": [serializers.summary(row, payload=seen[row.queue]) for row in rows],
         "before": page.older,
         "looked_at": read if page.window else None,
@@ -125,7 +128,8 @@ def count_tasks(call: ApiCall) -> TaskCount:
     """Count the tasks that match a search, up to 10,000."""
     search, found = _searched(call)
     with statement_timeout(found.db):
-        return {"query": to_text(search), "count": bounded_count(found)}
+        count = bounded_count(found)
+    return {"query": to_text(search), "elsewhere": elsewhere(search.queues(), found), "count": count}
 
 
 def task(call: ApiCall, pk: int) -> Annotated[Document, TASK]:
@@ -158,14 +162,14 @@ def preview_search(call: ApiCall, verb: str) -> Preview:
     may_view(call.actor, tasks_for(search).model)
     permissions.check(order.verb, "previewed", call.actor)
     permissions.check_search(search, call.actor)
-    return bulk.preview(order.verb, search, options=order.options, actor=call.actor)
+    return bulk.preview(order.verb, search, call.given["database"], options=order.options, actor=call.actor)
 
 
 def act_on_search(call: ApiCall, verb: str) -> OperationDocument:
     """Start a bulk operation on all tasks that match a search. Pollers carry it out."""
-    known = _verb(verb, BULK_VERBS)
-    given = {"options": known.options_of(call.given), "max_tasks": call.given["limit"]}
-    return OPERATION.of(bulk.start(known, call.given["q"], call.actor, call.given["reason"], **given))
+    known, given = _verb(verb, BULK_VERBS), call.given
+    more = {"options": known.options_of(call.given), "max_tasks": given["limit"], "using": given["database"]}
+    return OPERATION.of(bulk.start(known, given["q"], call.actor, given["reason"], **more))
 
 
 def operations(call: ApiCall) -> OperationPage:
@@ -229,14 +233,14 @@ def _visible(call: ApiCall, model: type[M]) -> QuerySet[M]:
 def _searched(call: ApiCall) -> tuple[Search, TaskQuerySet]:
     given = {name: call.given[name] for name in ("q", *QUALIFIERS) if call.given[name]}
     search = TaskFilter(given, queryset=tasks_for(Search())).checked().search
-    tasks = tasks_for(search)
+    tasks = tasks_for(search, call.given["database"])
     may_view(call.actor, tasks.model)
     permissions.check_search(search, call.actor)
     return search, select(search, permissions.narrow(tasks, call.actor))
 
 
 def _tasks(call: ApiCall, ids: list[int]) -> TaskQuerySet:
-    return tasks_of(ids, call.given["queue"], call.actor, call.given["database"] or None)
+    return tasks_of(ids, call.given["queue"], call.actor, call.given["database"])
 
 
 def _verb(name: str, verbs: Mapping[str, permissions.V]) -> permissions.V:

@@ -406,10 +406,10 @@ def model_of(settings: conf.QueueSettings) -> type[AbstractTask]:
     return TemporaryTask if settings.temporary else model_named(settings.model)
 
 
-def aliases_of(queue: str, using: str | None = None) -> tuple[str, ...]:
+def aliases_of(queue: str, using: str | None = None, *, write: bool = True) -> tuple[str, ...]:
     """Return every database ``queue``'s tasks live in: its shards, or the one there is."""
     shards = conf.default_settings(queue).shards if using is None else ()
-    return tuple(standbys.get().get(one, one) for one in shards) or (alias_for(queue, using),)
+    return tuple(standbys.get().get(one, one) for one in shards) or (alias_for(queue, using, write=write),)
 
 
 def only_alias(queue: str, using: str | None = None) -> str:

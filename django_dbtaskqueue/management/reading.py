@@ -22,7 +22,7 @@ from django_dbtaskqueue.operations import serializers
 from django_dbtaskqueue.operations.bounded_reads import limits_text, statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.explain import explain
-from django_dbtaskqueue.operations.lookup import aliases_in, locations_on, places_of, tasks_on
+from django_dbtaskqueue.operations.lookup import aliases_in, elsewhere, locations_on, places_of, tasks_on
 from django_dbtaskqueue.operations.queue_stats import overview, with_limits
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import Page, look_through, select, tasks_for
@@ -34,10 +34,13 @@ MAX_SHOWN_ATTEMPTS = 20
 MAX_NAMESAKES = 20  # of one database: moved tasks with one id
 
 
-def matching(terms: Sequence[str], using: str | None) -> tuple[Search, TaskQuerySet]:
-    """Return a search and the tasks that match it."""
-    search = parse(" ".join(terms))
-    return search, select(search, tasks_for(search, using))
+def matching(output: Output, options: Options) -> tuple[Search, TaskQuerySet]:
+    """Return a search and the tasks that match it; say which databases are left out."""
+    search = parse(" ".join(options["filter"]))
+    tasks = select(search, tasks_for(search, options["database"]))
+    if left_out := elsewhere(search.queues(), tasks):
+        output.err.write(left_out)
+    return search, tasks
 
 
 def status(output: Output, options: Options) -> int:
@@ -72,7 +75,7 @@ def status(output: Output, options: Options) -> int:
 
 def list_tasks(output: Output, options: Options) -> int:
     """List the newest tasks that match. A long search goes on until it is stopped."""
-    search, tasks = matching(options["filter"], options["database"])
+    search, tasks = matching(output, options)
     limit, read, before = options["limit"] or DEFAULT_LIST_ROWS, 0, options["before"]
     listed: TaskQuerySet[Any] = tasks.defer(*LONG).annotate(clock=Now())
     shown: list[Any] = []
@@ -117,7 +120,7 @@ def show(output: Output, options: Options) -> int:
 
 def tail(output: Output, options: Options) -> int:
     """Show tasks as they are enqueued and attempts as they fail, until stopped."""
-    search, tasks = matching(options["filter"], options["database"])
+    search, tasks = matching(output, options)
     queues = search.queues()
     failed = Attempt.objects.using(tasks.db).filter(**({"queue__in": queues} if queues else {}))
     fresh, failing = new_rows(tasks.defer(*LONG)), new_rows(failed)

@@ -190,8 +190,7 @@ class Preview:
     eligible: ApproxCount | None
     estimate: int | None = None  # of the selection, by the planner, where it was not counted to its end
     running: ApproxCount | None = None  # of those that would change; None if it was not counted
-    database: str = ""  # the one that is looked in
-    others: Sequence[str] = ()  # other databases of the queues that the search names
+    elsewhere: str = ""  # which databases are left out, in words
 
     @property
     def query(self) -> str:
@@ -215,10 +214,7 @@ class Preview:
         if self.running:
             words = ngettext("%(count)s of them runs now.", "%(count)s of them run now.", self.running.number)
             lines.append(words % {"count": self.running})
-        if self.others:
-            words = _("These are the tasks on database %(database)s. Those on %(others)s stay as they are.")
-            lines.append(words % {"database": self.database, "others": ", ".join(self.others)})
-        return lines
+        return [*lines, self.elsewhere] if self.elsewhere else lines
 
 
 def preview(

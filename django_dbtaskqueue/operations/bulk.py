@@ -20,7 +20,7 @@ from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked_text
-from django_dbtaskqueue.db.session import Session, aliases_of, model_named
+from django_dbtaskqueue.db.session import Session, model_named
 from django_dbtaskqueue.flow.selection import lock_first
 from django_dbtaskqueue.models import BulkOperation, TaskChange
 from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
@@ -28,7 +28,7 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import actions, permissions
 from django_dbtaskqueue.operations.actions import ADDITION, CHANGE, ActionRequest, ActReport, Preview
 from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
-from django_dbtaskqueue.operations.lookup import tasks_on
+from django_dbtaskqueue.operations.lookup import elsewhere, tasks_on
 from django_dbtaskqueue.operations.permissions import Actor, User, check, narrow, sole
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for, with_moments
@@ -72,8 +72,8 @@ def preview(
     """
     request, search = request_of(verb, q, options=options)
     tasks = select(search, narrow(tasks_for(search, using, write=True), actor or Actor()))
-    homes = {alias for queue in search.queues() for alias in aliases_of(queue)}
-    seen = replace(actions.preview(tasks, request, count_in_time), database=tasks.db, others=sorted(homes - {tasks.db}))
+    left_out = elsewhere(search.queues(), tasks, write=True)
+    seen = replace(actions.preview(tasks, request, count_in_time), elsewhere=left_out)
     return replace(seen, estimate=estimate(tasks)) if seen.selected is None or seen.selected.more else seen
 
 

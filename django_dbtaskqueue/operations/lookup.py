@@ -5,10 +5,11 @@ Verbs over a selection are the queryset's: ``search("mail", status="ERROR").repr
 selects by id.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 
 from django.db.models import Count
+from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
@@ -88,6 +89,14 @@ def locations_on(using: str | None) -> list[Location]:
 def aliases_in(places: Iterable[Location]) -> list[str]:
     """Return the databases of some places, by name."""
     return sorted({alias for alias, _model in places})
+
+
+def elsewhere(queues: Collection[str], tasks: TaskQuerySet, *, write: bool = False) -> str:
+    """Return which databases of some queues, or of all if none is given, ``tasks`` leave out, in words; or nothing."""
+    named = queues or conf.settings_queues()
+    others = ", ".join(sorted({alias for queue in named for alias in aliases_of(queue, write=write)} - {tasks.db}))
+    words = _("These are the tasks on database %(database)s. For %(others)s give --database; in the API, database.")
+    return words % {"database": tasks.db, "others": others} if others else ""
 
 
 def exists(queue: str, reference: str) -> bool:

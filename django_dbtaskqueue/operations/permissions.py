@@ -48,8 +48,8 @@ class Verb:
 
     name: str
     label: Text
-    effect: Text  # what happens, in words
-    done: Text  # "%(number)s tasks reprocessed"
+    effect: Text  # what happens, in words; empty where no page asks
+    done: Text  # "%(number)s tasks reprocessed"; empty where no page says so
     permission: str  # codename of the permission it needs
     needs_reason: bool = field(default=False, kw_only=True)
 
@@ -67,11 +67,7 @@ def by_name(*verbs: V) -> Mapping[str, V]:
     return {verb.name: verb for verb in verbs}
 
 
-VIEW_PAYLOAD = Verb(
-    "view_payload", gettext_lazy("See payloads"),
-    gettext_lazy("Payloads, results and tracebacks are shown, with secrets masked."),
-    ngettext_lazy("%(number)s payload shown", "%(number)s payloads shown", "number"), "view_payload",
-)  # fmt: skip
+VIEW_PAYLOAD = Verb("view_payload", gettext_lazy("See payloads"), "", "", "view_payload")
 PAUSE = Verb(
     "pause", gettext_lazy("Pause"),
     gettext_lazy("From now on no poller takes a task of the queue. Running tasks go on, and tasks can still be "
@@ -84,12 +80,10 @@ RESUME = Verb(
 )  # fmt: skip
 CHANGE_SETTINGS = Verb(
     "change_settings", gettext_lazy("Change settings"),
-    gettext_lazy("Every poller applies the new settings of the queue within a heartbeat."),
-    ngettext_lazy("Settings of %(number)s queue changed", "Settings of %(number)s queues changed", "number"),
-    "change_queue_settings",
+    gettext_lazy("Every poller applies the new settings of the queue within a heartbeat."), "", "change_queue_settings",
 )  # fmt: skip
 CONTROL_POLLERS = Verb(
-    "control_pollers", gettext_lazy("Control pollers"), gettext_lazy("The pollers drain, stop, pause or start again."),
+    "control_pollers", gettext_lazy("Control pollers"), "",
     ngettext_lazy("Command sent to %(number)s poller", "Command sent to %(number)s pollers", "number"),
     "control_poller",
 )  # fmt: skip
@@ -97,8 +91,7 @@ ENQUEUE_COPY = Verb(
     "enqueue_again", gettext_lazy("Enqueue again as new"),
     gettext_lazy("A new task is enqueued with the same queue, payload, priority, group, tag, lease, time to live and "
                  "budget of attempts, and without a reference. The old task stays as it is. The processor runs again, "
-                 "with all its effects."),
-    ngettext_lazy("%(number)s task enqueued", "%(number)s tasks enqueued", "number"), "add_task",
+                 "with all its effects."), "", "add_task",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError,
 from django_dbtaskqueue.core.sql.dialects import MOVING
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, aliases_of, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow.shard_move import Moved, ShardMove
 from django_dbtaskqueue.models import AuditEntry, Limit, Poller, Queue
 from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
@@ -262,9 +262,7 @@ def _checked(queue: str, actor: Actor, named: Iterable[str]) -> tuple[str, ...]:
     homes = aliases_of(queue)
     overrides.overridden_settings(queue, homes[0])
     for alias in named:
-        if alias not in connections.settings:
-            words = _("DATABASES has no alias %(alias)s. It has %(known)s.")
-            raise OperationRefused(words % {"alias": repr(alias), "known": ", ".join(connections.settings)})
+        alias_for(queue, alias)  # refuses one that is not there
     return homes
 
 

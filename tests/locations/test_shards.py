@@ -22,7 +22,7 @@ from django_dbtaskqueue.operations.search import parse
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.testing import run_poller
 from tests.factories import make_task
-from tests.operations.site import client, data, post, refused
+from tests.operations.site import TASKS, client, command, data, page, post, refused
 from tests.support import alias_beside, taken_back
 
 SHARDS = ("default", "sqlite")
@@ -55,10 +55,21 @@ def test_a_reference_always_goes_to_the_same_shard(settings: Any) -> None:
     assert all(len(references) >= 4 for references in found.values())
 
 
-def test_a_preview_says_which_shards_are_left_as_they_are(settings: Any) -> None:
+def test_lists_and_counts_say_which_shards_they_leave_out(settings: Any, capsys: Any, admin_client: Any) -> None:
     spread(settings)
+    made = {task._state.db: f"{task.reference}" for task in (enqueue("spread", f"r{n}") for n in range(20))}
+    others = "These are the tasks on database default. For sqlite give --database; in the API, database."
     *_, last = bulk.preview("cancel", "queue:spread").sentences
-    assert last.endswith("the tasks on database default. Those on sqlite stay as they are.")
+    assert last.startswith(others) and others in page(admin_client, TASKS)
+    assert made["default"] in command("list", "--filter", "queue:spread", "--limit", 20)
+    assert capsys.readouterr().err.startswith(others)
+    number = {alias: Task.objects.using(alias).count() for alias in SHARDS}
+    for here, there, where in (*SHARDS, {}), (*SHARDS[::-1], {"database": "sqlite"}):
+        found = admin_client.get("/api/tasks", {"q": "queue:spread", **where}).json()
+        counted = admin_client.get("/api/tasks/count", {"queue": "spread", **where}).json()
+        assert made[here] in str(found["tasks"]) and counted["count"]["number"] == number[here]
+        assert found["elsewhere"] == counted["elsewhere"] and f"{here}. For {there} give" in found["elsewhere"]
+        assert post(admin_client, "tasks/cancel/search", q="queue:spread", **where).json()["estimate"] == number[here]
     spread(settings, "sqlite")
     assert "database" not in "".join(bulk.preview("cancel", "queue:spread").sentences)
 
@@ -167,7 +178,7 @@ def test_references_that_stay_taken_move_with_their_tasks(settings: Any) -> None
 
 def test_what_cannot_move_is_named_and_stays(settings: Any) -> None:
     refused("No poller of spread looks at database sqlite", move, "--to", "sqlite", error=CommandError)
-    refused("no alias 'moon'", move, "--from", "moon", error=CommandError)
+    refused("no database 'moon'", move, "--from", "moon", error=CommandError)
     first = enqueue("spread", "first")
     enqueue("spread", "child", after=first)
     with batch("all"):

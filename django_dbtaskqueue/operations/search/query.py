@@ -77,7 +77,7 @@ FROM unnest(%(ids)s::bigint[]) AS p(id) ORDER BY p.id
 def tasks_for(search: Search, using: str | None = None, *, write: bool = False) -> TaskQuerySet:
     """Return all tasks of the table and database a search looks in: that of the one queue it names, or the common one.
 
-    Not filtered yet. A queue with shards needs ``using``; without, the first database it has is looked in.
+    Not filtered yet. A queue with shards needs ``using``; without, the first is looked in (``elsewhere`` says so).
     """
     queues = search.queues()
     queue = queues[0] if len(queues) == 1 else ""
