@@ -135,7 +135,7 @@ def count_tasks(call: ApiCall) -> TaskCount:
 def task(call: ApiCall, pk: int) -> Annotated[Document, TASK]:
     """Return one task with its failed attempts, and why it does not run; secrets are masked."""
     may_view(call.actor, model_for(call.given["queue"]))
-    rows = _tasks(call, [pk])
+    rows = tasks_of([pk], call.given["queue"], call.actor, call.given["database"])
     found = _there(permissions.narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()).first(), f"task {pk}.")
     attempts = models.Attempt.objects.using(rows.db).filter(location=rows.model._meta.label_lower, task_id=pk)
     newest = attempts.order_by("-total_attempt")[:MAX_ATTEMPTS]
@@ -152,7 +152,8 @@ def act_on_task_ids(call: ApiCall, verb: str) -> ActReport:
     permissions.check(known, call.given["reason"], call.actor)
     options, query = known.options_of(call.given), queue and text_of(queue=queue)
     request = ActionRequest(known, call.given["reason"], options, query)
-    return act_on_ids(_tasks(call, call.given["ids"]), call.given["ids"], request, call.actor)
+    tasks = tasks_of(call.given["ids"], queue, call.actor, call.given["database"])
+    return act_on_ids(tasks, call.given["ids"], request, call.actor)
 
 
 def preview_search(call: ApiCall, verb: str) -> Preview:
@@ -237,10 +238,6 @@ def _searched(call: ApiCall) -> tuple[Search, TaskQuerySet]:
     may_view(call.actor, tasks.model)
     permissions.check_search(search, call.actor)
     return search, select(search, permissions.narrow(tasks, call.actor))
-
-
-def _tasks(call: ApiCall, ids: list[int]) -> TaskQuerySet:
-    return tasks_of(ids, call.given["queue"], call.actor, call.given["database"])
 
 
 def _verb(name: str, verbs: Mapping[str, permissions.V]) -> permissions.V:

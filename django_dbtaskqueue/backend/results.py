@@ -17,6 +17,7 @@ from django_dbtaskqueue.backend import compat
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
+from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.durations import id_readers
 from django_dbtaskqueue.core.exceptions import TaskQueueError, dotted
 from django_dbtaskqueue.core.lease import Lease
@@ -189,14 +190,15 @@ def _place(alias: str, location: str) -> int:
     return crc32(f"{alias}:{location}".encode()) & (1 << PLACE_BITS) - 1
 
 
-def task_number_of(text: str) -> str | None:
-    """Return the number of the task that this is the id of; None for other text, and for an id that was made up."""
+def task_place_of(text: str) -> tuple[str, str, int] | None:
+    """Return the task that this is the id of; None for other text, and for an id that was made up."""
     with suppress(compat.TaskResultDoesNotExist):
-        return str(find_place(text)[1])
+        session, task_id = find_place(text)
+        return session.connection.alias, session.location, task_id
     return None
 
 
-id_readers.append(task_number_of)
+id_readers.append(task_place_of)
 
 
 def find_place(result_id: object) -> "tuple[Session, int]":
@@ -210,12 +212,12 @@ def find_place(result_id: object) -> "tuple[Session, int]":
     task_id = given.int >> 128 - ID_BITS
     secrets = (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
     places = ((alias, model_for(queue)) for queue in conf.settings_queues() for alias in aliases_of(queue))
+    primaries = {standby: primary for primary, standby in standbys.get().items()}
     for alias, model in dict.fromkeys(places):
-        session, location = Session.on(alias, model), model._meta.label_lower
-        if given.int >> 64 & (1 << PLACE_BITS) - 1 != _place(alias, location):
-            continue
-        for nonce in _nonces(session, task_id):
-            made = (_uuid(alias, location, task_id, nonce, secret) for secret in secrets)
+        session, location, home = Session.on(alias, model), model._meta.label_lower, primaries.get(alias, alias)
+        is_there = given.int >> 64 & (1 << PLACE_BITS) - 1 == _place(home, location)
+        for nonce in _nonces(session, task_id) if is_there else ():
+            made = (_uuid(home, location, task_id, nonce, secret) for secret in secrets)
             if any(constant_time_compare(str(one), str(given)) for one in made):
                 return session, task_id
     raise compat.TaskResultDoesNotExist(result_id)

@@ -239,12 +239,12 @@ class Clock:
 
 clock = Clock()
 UNKNOWN = "-"  # as people read a value that is not known
-id_readers: list[Callable[[str], str | None]] = []  # of ids that programs have: the backend of Django's tasks adds one
+id_readers: list[Callable[[str], tuple[str, str, int] | None]] = []  # of ids that programs have; the backend adds one
 
 
-def task_number(text: str) -> str:
-    """Return the number of the task if this is an id that was given out for it, else the text as it is."""
-    return next(filter(None, (read(text) for read in id_readers)), text)
+def task_place(text: str) -> tuple[str, str, int] | None:
+    """Return the database, the model and the number of the task that this is an id of, if it was given out; or None."""
+    return next(filter(None, (read(text) for read in id_readers)), None)
 
 
 def thousands(value: float | None) -> str:

@@ -12,9 +12,10 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.columns import LISTED, LONG
-from django_dbtaskqueue.core.durations import clock, format_age, format_seconds, task_number
+from django_dbtaskqueue.core.durations import clock, format_age, format_seconds, task_place
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.management import FAILED_CODE, Options, Output, from_now, printable
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -180,12 +181,12 @@ def _indented(text: str) -> str:
 
 def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, serializers.Document]:
     """Return a task and its document, by an id or ``queue/reference``; the history is searched last."""
-    name = task_number(name)
     named, slash, reference = name.partition("/")
     queue = named if slash else queue
-    key, value = ("reference", reference) if slash else ("pk", int(name) if name.isdecimal() else -1)
+    alias, location, number = task_place(name) or ("", "", int(name) if name.isdecimal() else -1)
+    key, value = ("reference", reference) if slash else ("pk", number)
     by: dict[str, Any] = {"queue": queue} if queue else {}
-    places = places_of(queue, using) if queue else locations_on(using)
+    places = [(alias, model_named(location))] if alias else places_of(queue, using) if queue else locations_on(using)
     found = _found([tasks_on(*place).filter(**by, **{key: value}) for place in places])
     if not found:
         by["task_id" if key == "pk" else key] = value

@@ -54,16 +54,11 @@ def record_changes(entry: AuditEntry, verb: TaskVerb, tasks: Sequence[AbstractTa
     ids, before = [task.pk for task in tasks], _packed(tasks) if verb.undoable else None
     after_time = same_rows(tasks).values_list("last_update_time", flat=True)[0]
     given = {"before": before, "after_time": after_time, "difference": edited}
-    _about(entry, tasks[0]._meta.label_lower, ids, **given).save(using=entry._state.db)
+    change_of(entry, tasks[0]._meta.label_lower, ids, **given).save(using=entry._state.db)
 
 
-def record_skips(entry: AuditEntry, location: str, skips: Mapping[str, list[int]]) -> None:
-    """Record the tasks that a step of a bulk operation left as they were, by reason."""
-    rows = [_about(entry, location, ids, skip_reason=reason[:500]) for reason, ids in skips.items()]
-    TaskChange.objects.using(entry._state.db).bulk_create(rows)
-
-
-def _about(entry: AuditEntry, location: str, ids: list[int], **columns: object) -> TaskChange:
+def change_of(entry: AuditEntry, location: str, ids: list[int], **columns: object) -> TaskChange:
+    """Return the record of what an entry did to these tasks of a table, or why it left them."""
     span = {"first_task_id": min(ids), "last_task_id": max(ids), "task_ids": ids}
     return TaskChange(audit=entry, operation_id=entry.operation_id, location=location, **span, **columns)
 

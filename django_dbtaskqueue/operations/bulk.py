@@ -306,7 +306,9 @@ def _count_in(operation: BulkOperation, report: ActReport, verb: TaskVerb) -> No
         entry.changed, entry.skipped = operation.changed, operation.skipped
         entry.save(using=alias, update_fields=["changed", "skipped"])
         actions.record_changes(entry, verb, report.tasks)
-        actions.record_skips(entry, operation.location, report.skips)
+        skips = report.skips.items()
+        rows = [actions.change_of(entry, operation.location, ids, skip_reason=why[:500]) for why, ids in skips]
+        TaskChange.objects.using(alias).bulk_create(rows)
 
 
 def end(operation: BulkOperation, state: str, words: str = "") -> None:

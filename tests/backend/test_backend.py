@@ -16,6 +16,7 @@ from django_dbtaskqueue.backend import compat, finished_listener
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.testing import advance, drain, run_poller
+from tests.factories import make_task
 from tests.operations.site import command, refused
 from tests.support import until
 
@@ -94,6 +95,9 @@ def test_a_result_is_read_from_a_table_with_column_names_of_its_own(settings: An
     settings.DBTASKQUEUE = {"QUEUES": {"two": {"model": "testapp.Parcel", "keep": keep}}}
     result = functions.add.using(queue_name="two").enqueue(1, b=2)
     assert functions.add.get_result(result.id).status == "READY"
+    make_task(pk=uuid.UUID(result.id).int >> 80)  # the common table has the number, too
+    assert "tests.testapp.functions.add" in command("show", result.id)
+    assert not select(f"id:{result.id}", Task.objects.all()).exists()
     drain("two")
     result.refresh()
     assert (result.status, result.return_value) == ("SUCCESSFUL", 3)

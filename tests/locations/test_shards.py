@@ -11,6 +11,7 @@ from django.db.utils import DatabaseError
 
 from django_dbtaskqueue import SignalRefused, batch, enqueue, enqueue_many, queue, registry, signal
 from django_dbtaskqueue.backend import compat
+from django_dbtaskqueue.backend.results import find_place
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.flow.schedule import enqueue_due
 from django_dbtaskqueue.flow.shard_move import ShardMove
@@ -211,6 +212,12 @@ def test_the_id_of_a_django_task_names_its_task_on_any_shard(settings: Any) -> N
             add.get_result(one.id)
     assert "Django task" in str(move("--to", "sqlite")["refused"])
     assert [add.get_result(one.id).args for one in kept] == [[3, 4]] * 2
+    for one in kept:
+        session, pk = find_place(one.id)
+        (other,) = {*SHARDS} - {session.connection.alias}
+        Task.objects.using(other).exists() or make_task(pk=pk, using=other)
+        listed = {alias: data("list", "--filter", f"id:{one.id}", "--database", alias) for alias in SHARDS}
+        assert (len(listed[session.connection.alias]), listed[other], data("show", one.id)["id"]) == (1, [], pk)
 
 
 def test_a_task_stays_whose_end_its_schedule_waits_for(settings: Any) -> None:

@@ -384,7 +384,7 @@ def test_a_pause_ends_in_the_future_and_is_offered_to_those_who_may(op: Client) 
         assert offered == dict.fromkeys(QUEUE_VERBS, held == "pause_queue")
 
 
-def test_pollers_that_missed_three_heartbeats_are_late(op: Client) -> None:
+def test_pollers_that_missed_three_heartbeats_are_late_and_attempts_are_found_by_task(op: Client) -> None:
     task = make_task(Status.PROCESSING)
     queues = [{"queue": QUEUE, "weight": 1}, {"queue": "letters", "weight": 3}]
     facts = {"held": 1, "slots": 4, "queues": queues, "running": [{"task_id": task.pk, "queue": QUEUE}]}
@@ -396,9 +396,6 @@ def test_pollers_that_missed_three_heartbeats_are_late(op: Client) -> None:
             shown = text_of(op.get(url))
             assert [one for one in (words, *same) if one not in shown] == [], (words, url)
         poller.delete()
-
-
-def test_attempts_and_history_are_found_by_task(op: Client) -> None:
     for model, more in ((Attempt, {"attempt": 1, "total_attempt": 1}), (TaskHistory, {})):
         rows = [model._default_manager.create(task_id=number, queue=QUEUE, **more) for number in (7, 8)]
         for term, expected in [("7", rows[:1]), ("70", []), ("x", []), ("", rows[::-1])]:

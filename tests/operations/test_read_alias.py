@@ -12,6 +12,7 @@ from django.core.checks import run_checks
 from django.db import connections
 from django.test import Client
 
+from django_dbtaskqueue.backend.results import result_id_of
 from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.standby import STANDBY_RETRY_S
 from django_dbtaskqueue.models import Task
@@ -60,6 +61,8 @@ def test_pages_and_answers_read_from_the_other_alias_and_actions_do_not(client: 
             with asked() as statements:
                 assert "Read from database replica." in text(client.get(address)), address
             assert statements["default"] == 0 < statements["replica"], address
+        result_id = result_id_of("default", "dbtaskqueue.task", task.pk, None)  # as Django's tasks name it
+        assert len(client.get("/api/tasks", {"q": f"id:{result_id}"}).json()["tasks"]) == 1
         for path in ("tasks", "tasks/count", "queues", f"tasks/{task.pk}"):
             with asked() as statements:
                 answer = client.get(f"/api/{path}")

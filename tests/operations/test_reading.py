@@ -99,15 +99,12 @@ def test_the_tab_and_the_list_say_the_same_number(op: Client, monkeypatch: pytes
         assert f"{number} tasks" in page, number
 
 
-def test_a_search_that_is_not_understood_does_not_say_that_no_task_matches(op: Client) -> None:
+def test_a_search_that_is_not_understood_is_not_said_to_match_nothing_and_words_are_completed(op: Client) -> None:
     make_task(ERROR, reference="a")
     page = shown(op, TASKS, q="status:ERROR OR status:POISON")
     assert "not an operator here" in page and "Nothing was searched" in page
     assert 'value="status:ERROR OR status:POISON"' in page, "to be corrected"
     assert "No task matches" not in page and "0 tasks" not in page
-
-
-def test_a_queue_is_picked_and_words_are_completed(op: Client) -> None:
     make_task(ERROR, queue="letters", reference="L")
     make_task(ERROR, reference="P")
     page = shown(op, TASKS, q="status:ERROR", queue="letters")

@@ -200,16 +200,13 @@ def test_a_verb_of_queues_has_its_command_its_route_and_its_button(op: Client, m
     assert list(AuditEntry.objects.values_list("verb", flat=True)) == ["wake"] * 3
 
 
-def test_a_pause_ends_later_and_at_a_time_that_can_be_read_again() -> None:
+def test_a_pause_ends_at_a_time_that_can_be_read_and_a_copy_has_the_time_to_live() -> None:
     late = "too long: it ends in the year 2200"
     ends = {"9999-12-31T23:59:59-12:00": late, "2201-01-01T00:00+00:00": late, "1999-01-01T00:00+00:00": "before it"}
     for end, words in ends.items():
         refused(words, pause, QUEUE, "default", by="ada", until=datetime.fromisoformat(end))
     with pytest.raises(DatabaseError), transaction.atomic():
         Queue.objects.create(name="by-hand", paused_until=datetime(9999, 12, 31, tzinfo=UTC))
-
-
-def test_a_copy_has_the_time_to_live_and_not_the_delay() -> None:
     task = enqueue(QUEUE, delay=5 * HOUR, ttl=HOUR)
     for _ in ("waits", "has failed"):
         copy = Task.objects.get(pk=enqueue_copy(Task.objects.get(pk=task.pk)).pk)

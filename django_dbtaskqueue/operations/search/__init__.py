@@ -126,11 +126,6 @@ def text_of(**values: object) -> str:
     return to_text(Search(tuple(Term(name, (Match("=", str(value)),)) for name, value in values.items())))
 
 
-def reads_payload(search: Search) -> bool:
-    """Whether a search reveals payloads, results or errors: only users who may see them may search so."""
-    return any(one.name == "error" or one.name.partition(".")[0] in LONG for one in search.terms)
-
-
 def parse(text: str) -> Search:
     """Return the terms of a search; raise ``SearchError``, which says what was meant instead."""
     if len(text) > MAX_SEARCH_LENGTH:

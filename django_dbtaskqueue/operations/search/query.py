@@ -22,11 +22,12 @@ from django.db.models.functions import Now
 from django.utils.timezone import make_aware
 from django.utils.translation import gettext_lazy as _
 
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import INTEGER_TYPES, searched
-from django_dbtaskqueue.core.durations import MICROSECOND, clock
+from django_dbtaskqueue.core.durations import MICROSECOND, clock, task_place
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import SIGNAL, TERMINAL, Status
-from django_dbtaskqueue.db.session import Session, alias_for, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.models import AbstractTask, Step
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.tasks import WAIT
@@ -124,7 +125,7 @@ def _condition(term: Term, alias: str, model: type[AbstractTask]) -> Q:
         condition = _any(_text(TEXTS[term.name], match, alias) for match in term.matches)
         condition &= ALL_TASKS if term.name == "queue" and not term.negated else Q()
     elif term.name in NUMBERS:
-        condition = _any(_number(NUMBERS[term.name], match) for match in term.matches)
+        condition = _any(_number(NUMBERS[term.name], match, alias, model) for match in term.matches)
     else:
         condition = _any(_time(TIMES[term.name], match, alias) for match in term.matches)
     return ~condition if term.negated else condition
@@ -140,10 +141,14 @@ def _text(column: str, match: Match, alias: str) -> Q:
     return condition & Q(glob)
 
 
-def _number(column: str, match: Match) -> Q:
-    if match.op == "..":
-        return Q(**{f"{column}__range": (int(match.value), int(match.high))})
-    return Q(**{f"{column}__{LOOKUPS[match.op]}": int(match.value)})
+def _number(column: str, match: Match, alias: str, model: type[AbstractTask]) -> Q:
+    numbers, here = [], (alias, model._meta.label_lower)
+    for text in filter(None, (match.value, match.high)):
+        home, location, number = task_place(text) or (*here, int(text))
+        if location != here[1] or (home != alias and any(alias in aliases_of(one) for one in conf.settings_queues())):
+            return Q(pk__in=[])  # the id of a Django task in another table, or on another shard
+        numbers.append(number)
+    return Q(**{f"{column}__range": numbers}) if match.high else Q(**{f"{column}__{LOOKUPS[match.op]}": numbers[0]})
 
 
 def bounds_of(match: Match) -> list[tuple[str, timedelta | datetime]]:

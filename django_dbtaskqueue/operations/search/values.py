@@ -18,7 +18,7 @@ from django.db.models.sql.compiler import SQLCompiler
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _, gettext_lazy
 
-from django_dbtaskqueue.core.durations import parse_length, task_number
+from django_dbtaskqueue.core.durations import parse_length, task_place
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.masking import LOWER, MASKED, NAME_KEYS, VALUE_KEYS, masked, masked_text, sql_patterns
 from django_dbtaskqueue.core.states import Status
@@ -109,7 +109,9 @@ def _ordered(value: Callable[[str, str], str], unequal: Text, piece: Piece, term
 
 
 def _number(text: str, term: str) -> str:
-    text = task_number(text)
+    """Return a number, or an id of a Django task as it is: ``query`` asks in which table that is one."""
+    if task_place(text) is not None:
+        return text
     if not WHOLE_NUMBER.fullmatch(text) or abs(int(text)) > MAX_WHOLE_NUMBER:
         raise SearchError(term, _("%(value)s is not a whole number. Write 3, >=3, or 1..5.") % {"value": repr(text)})
     return str(int(text))
