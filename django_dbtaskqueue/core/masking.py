@@ -50,7 +50,8 @@ SIGN = "[!+]?=+(?:>|(?![=>]))"
 IN_LISTS = rf"(?:\[[0-9]{{1,9}}\]{REST_OF_KEY}){{0,8}}"  # tokens[0].text: x
 # user[password][]=x, environ["TOKEN"] = "x". Not before a colon: prose has one, too.
 IN_FORMS = rf"""(?:(?:(?:\[|%5[bB])\\*["']?[A-Za-z0-9_.-]{{0,64}})?\\*["']?(?:\]|%5[dD])){{1,8}}(?=GAP*{SIGN})"""
-LETTERS, IN_DOUBLE, IN_SINGLE = "[bBfFrRtTuU]{0,2}", r"""(?:\\.|[^"\\])*""", r"""(?:\\.|[^'\\])*"""
+IN_DOUBLE, IN_SINGLE = r"""(?:\\.|[^"\\])*""", r"""(?:\\.|[^'\\])*"""
+LETTERS = "(?:[bBeEfFnNrRtTuUxX]{0,2}|[$@]|[uU]&|b64:|base64:)"  # before a quote
 OPENING = rf"{LETTERS}\\*[\"']"
 QUOTED_TEXT = (  # also 'a' 'b', 'it''s', """a"""
     r"""(?:(?<=\\")(?:\\[^"]|[^\\"])*|(?<=\\')(?:\\[^']|[^\\'])*"""
@@ -69,13 +70,16 @@ OTHERS = (
 )
 # {"name": "token", "value": "x"}, <input name="token" type="text" value="x">, ("token", "x"), Token(text="x")
 NAMED = rf"""(?=\\*["']){OTHERS}{NEXT}{ITS_VALUE}"""
-PAIR, WITHIN = rf"""(?!{NAMED})\\*["'],GAP*""", r"\((?:[A-Za-z_]+=)?"
 # To the end of the line, and on while it ends with an opening bracket or a comma, or a closing one begins the next.
 BRACKETS = r"(?:[^\n]*(?:[\[{(,][ \t\r]*\n|\n(?=[ \t]*[\]})])))*[^\n]*"
 # UUID('x'), Some(Secret("x")), <Token: x>. Brackets that do not end in the line, or are deeper, go on as BRACKETS do.
 PLAIN, CALLED = r"""[^ \t\n\r\f\v,;&)}\]"'\[{(<]*""", r"[A-Za-z_][A-Za-z0-9_.]*[\[{(]"
 INSIDE = r"""[^\[\](){}"'\n]|'(?:\\[^\n]|[^'\\\n])*'|"(?:\\[^\n]|[^"\\\n])*\""""
-CALL = rf"(?:[\[{{(](?:{INSIDE}|[\[{{(](?:{INSIDE})*[\]}})])*[\]}})]|<[^<>\n]*>)"
+NEST = rf"[\[{{(](?:{INSIDE})*[\]}})]"
+CALL = rf"(?:[\[{{(](?:{INSIDE}|{NEST})*[\]}})]|<[^<>\n]*>)"
+# Token(id=1, value="x"): which of several arguments is the secret is not known
+SEVERAL = rf"""\(GAP*(?=[A-Za-z_]+=|{OPENING}|-?[0-9]|{CALLED})(?:(?!,)(?:{INSIDE})|{NEST})*,"""
+PAIR, WITHIN = rf"""(?!{NAMED})\\*["'],GAP*""", rf"(?!{SEVERAL})\(GAP*(?:[A-Za-z_]+=)?"
 BARE = rf"""(?=[^ \t\n\r\f\v,;&)}}\]"'\[{{(]){PLAIN}(?:{CALL}{PLAIN})*(?:(?!{CALL})(?=[\[{{(<]){BRACKETS})?"""
 # password:, and its value in the next lines, as in YAML
 BELOW = r"\n[ \t]+(?=INK+[ \t\r]*(?![^\n]))"
@@ -83,7 +87,7 @@ LINES = r"(?:[|>][-+0-9]{0,2}[ \t\r]*(?:\n[ \t]+[^\n]*)+|(?:\n[ \t]+-[ \t]+INK+[
 SECRET_FORMS = (
     rf"""((?:\\*["']?GAP*(?:{SIGN}|:)GAP*|{NAMED}|{PAIR}|{WITHIN}){OPENING}){QUOTED_TEXT}""",
     rf"""((?:{EQUALS}|{NAMED}|(?:{PAIR}|{WITHIN})(?=-?[0-9]|{CALLED}))){BARE}""",
-    rf"""((?:{EQUALS}|{NAMED}|{PAIR}|{WITHIN})(?=[\[{{(])){BRACKETS}""",
+    rf"""((?:{EQUALS}|{NAMED}|{PAIR}|{WITHIN})(?=[\[{{(])|(?={SEVERAL})){BRACKETS}""",
     rf"(GAP*:(?!GAP*{OPENING})[ \t\r\f\v]*(?:{BELOW})?)(?:{LINES}|INK[^\n]*)",
     r"(\t+)[^ \t\n\r\f\v=:]INK*",
     r"(>)[^<>]+(?=</)",  # <password>x</password>

@@ -170,14 +170,9 @@ def parse_rule(text: str) -> UniqueRule:
 
 
 def kind_of(reference: str | None) -> str:
-    """Return the kind of the rule that derived a reference; "" for a reference that a caller gave."""
+    """Return the kind of the rule that derived a reference, freed (with a third part) or not; "" for a caller's own."""
     kind, _, rest = (reference or "").partition(":")
     return kind if kind in RULES and len(rest.partition(":")[0]) == HASH_LENGTH else ""
-
-
-def is_freed(reference: str | None) -> bool:
-    """Whether a rule does not hold the task of a derived reference any more, and a later call has taken its place."""
-    return bool(kind_of(reference)) and (reference or "").count(":") > 1
 
 
 def _value(name: str, text: str) -> object:

@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError, near_match
 from django_dbtaskqueue.core.json import is_storable as is_storable, loads_exactly
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import COMPLETED
-from django_dbtaskqueue.core.unique import is_freed, kind_of
+from django_dbtaskqueue.core.unique import kind_of
 from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation, FailureGroup, Task, TaskHistory
 from django_dbtaskqueue.models.readable import JsonField
 
@@ -178,7 +178,7 @@ def with_errors(queries: Sequence[str], groups: models.QuerySet[FailureGroup]) -
 def uniqueness_note(reference: str | None) -> str:
     """Return what the rule of uniqueness does that derived a task's reference; "" if no rule did."""
     kind = kind_of(reference)
-    if kind and is_freed(reference):
+    if kind and str(reference).count(":") > 1:
         text = _("A rule of uniqueness (%(kind)s) does not hold it any more: a later call has inserted a new task.")
         return text % {"kind": kind}
     words = {

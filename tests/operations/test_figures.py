@@ -184,22 +184,18 @@ def test_the_limit_is_a_setting_ends_with_the_block_and_hides_no_other_error(set
         raise OperationalError("somebody else")
 
 
-def test_a_count_is_exact_up_to_its_bound_and_reads_no_more_rows() -> None:
+def test_a_count_is_exact_up_to_its_bound_or_given_up_when_it_takes_too_long() -> None:
     for expected in ("0", "1", "2", "3", "3+"):
         with CaptureQueriesContext(connection) as queries:
             assert str(bounded_count(Task.objects.all(), bound=3)) == expected
         assert [query["sql"].count("LIMIT 4") for query in queries] == [1]
         make_task()
     assert str(ApproxCount(10_000, more=True)) == "10,000+"
-
-
-def test_a_count_that_takes_too_long_is_given_up_and_nothing_else_is() -> None:
-    make_task()
     slow = Task.objects.extra(where=["pg_sleep(5) IS NOT NULL"])
     for limit in ("0", "77s"):
         sql(f"SET LOCAL statement_timeout = '{limit}'")
         assert count_within(slow, timedelta(milliseconds=50)) is None
-        assert count_within(Task.objects.all(), SOON) == ApproxCount(1), "the transaction is usable"
+        assert count_within(Task.objects.all(), SOON) == ApproxCount(5), "the transaction is usable"
         assert sql("SHOW statement_timeout") == [(limit,)]
 
 

@@ -40,7 +40,7 @@ HINTS: Any = (Hidden | None, list[Hidden], dict[str, Hidden], tuple[Hidden, int]
 HOSTILE = (
     *("token=f(", "token=f(x ", "token=f('", "v=f()token", '"token",a="b" ', "token=<", "token=a'", "token='a' '"),
     *("token[a]", "token:\n  ", "token: |\n ", "token:\n - a", "token=[\n", "token=a(\n", '"value":"x",token'),
-    *("token=(", "token=a'b\"", "token]", "pin',x.", "token' "),
+    *("token=(", "token=a'b\"", "token]", "pin',x.", "token' ", "token(a='", "token(a=(1) ", "token(a='x' "),
 )
 # What is masked is in «»; ¦ ends a text.
 TEXTS = r"""
@@ -60,7 +60,9 @@ TEXTS = r"""
     <input type="password" name="p" value="«h»"> x¦Header(value='«h»', name='token') x¦(value=«U('h')», name='token') x¦
     {"Name":"Authorization","Value":"«h»"} x¦{"Value":"«h»","Key":"db_password"} x¦(name='token', value=«U('h')») x¦
     {"name": "token", "type": "x", "value": "«h»"} x¦{"value": "«h»", "on": true, "name": "token"} x¦
-    password:\n  «h»\nx: 1¦password: «|-\n  a b\n  h»\nx¦tokens:«\n  - a\n  - h»\nx¦password:\n  '«h»'\nx
+    password:\n  «h»\nx: 1¦password: «|-\n  a b\n  h»\nx¦tokens:«\n  - a\n  - h»\nx¦password:\n  '«h»'\nx¦
+    password=b64:"«h»" x¦password=x'«h»' x¦password=$'«h»' x¦U&'x', password=U&'«h»' x¦Token(\n  value='«h»')\nx¦
+    Token«(id=1, value='h') x¦Token«(1, 'h') x¦Token«(\n  a=f(1),\n  b='h')»\nx¦get_password«('ada', 'h')¦token(a, b) x
 """
 
 
@@ -195,7 +197,7 @@ def test_no_edit_of_a_payload_bares_or_changes_a_secret_or_tells_a_guess_right()
     ]
     for stored, edited in edits:
         refused(None, with_secrets_of, stored, edited, error=OperationRefused)
-    """Each answer would be a guess less; so the true value is refused as a wrong one is."""
+    # Each answer would be a guess less; so the true value is refused as a wrong one is
     for one in [{"pin": 4821}, ["password", "4821"], {"name": "token", "value": "4821"}, {"a": [{"pin": "4821"}]}]:
         told = set()
         for guess in ("4821", "4822", 4821, 4822, None):
