@@ -100,6 +100,9 @@ class BatchHandle:
             named = {name: one for name, one in self.steps.items() if (one._meta.label_lower, one.pk) in there}
             after = named if len({*named.values()}) == len(keys) else keys  # what a step calls may enqueue, too
             self.callback = enqueue(**options, after=after, on_parent_failure="run", using=self.alias)
+            if self.callback.enqueue_note and options.get("on_duplicate") != "ignore":
+                words = f"{self.callback.enqueue_note} That one does not wait for the batch: give yours a reference."
+                raise EnqueueError(f"on_complete of batch {row.name!r}: {words}")
             row.callback_location, row.callback_id = self.callback._meta.label_lower, self.callback.pk
             row.save(using=self.alias, update_fields=["callback_location", "callback_id"])
         if outer is not None:

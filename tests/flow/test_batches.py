@@ -44,6 +44,16 @@ def test_an_empty_batch_runs_its_callback_at_once(alias: str) -> None:
     assert take(alias, "letters").parents.counts == {}
 
 
+def test_a_callback_that_a_rule_of_its_queue_takes_for_another_is_refused(alias: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"items": {}, "end": {"unique": "unique"}}}
+    for end in ("end", {"queue": "end", "reference": "second"}):
+        with batch("night", on_complete=end, using=alias):
+            enqueue("items", using=alias)
+    with pytest.raises(EnqueueError, match="give yours a reference"), batch("night", on_complete="end", using=alias):
+        enqueue("items", using=alias)
+    assert Task.objects.using(alias).filter(queue="items").count() == 2
+
+
 def test_a_block_that_raises_stores_nothing(alias: str) -> None:
     with pytest.raises(RuntimeError), batch("import", on_complete="letters", using=alias):
         enqueue("parcels", using=alias)
