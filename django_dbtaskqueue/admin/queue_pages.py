@@ -48,7 +48,7 @@ POINTS_PER_STEP = 5  # of a heat map
 
 def chart_context(using: str, actor: permissions.Actor, queue: str | None = None) -> dict[str, object]:
     """Return the charts and heat maps of the last hour, of one queue, or of all that the actor may view."""
-    points = ended_minutes(queue_stats.series(using, CHART_SPAN, queue, among=actor.visible_queues))
+    points = ended_minutes(queue_stats.series(None if queue else using, CHART_SPAN, queue, among=actor.visible_queues))
     times = [_clock(point.time) for point in points]
     throughput = [
         Line(_("completed"), "--dbtq-good", [60 * point.rate_of("completed", "deleted") for point in points]),

@@ -21,7 +21,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_age, parse_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.db.session import Session, alias_for, aliases_of
+from django_dbtaskqueue.db.session import Session, aliases_of
 from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import upper
@@ -458,13 +458,13 @@ def series(
 ) -> list[Point]:
     """Return what happened from ``since`` ago until now, the oldest first: at most about 150 points, none left out.
 
-    Over all queues of a database, those of ``among``, or one. Reads only the counts by the minute.
+    Over all queues of a database, those of ``among``, or one on all its shards. Reads only the counts by the minute.
     """
     if since <= timedelta(0):
         raise TaskQueueError(f"series(since={since!r}) must be a positive duration.")
-    session, sql = bounded_reads.reading((alias_for(queue or "", using, write=False), Task))
+    readers = [bounded_reads.reading((alias, Task)) for alias in aliases_of(queue or "", using, write=False)]
     step = next((one for one in POINT_SECONDS if since.total_seconds() <= one * MAX_POINTS), POINT_SECONDS[-1])
-    now = session.now()
+    now = readers[0][0].now()
     last = int(now.timestamp()) // step
     first = last - max(1, round(since.total_seconds() / step)) + 1
     points = {
@@ -474,15 +474,16 @@ def series(
     # A little before, because SQLite compares texts; what is too old fits no point.
     start = datetime.fromtimestamp(first * step, tz=now.tzinfo) - timedelta(seconds=1)
     names = among if queue is None else [queue]
-    wanted = {"every": names is None, "queues": session.sql.dialect.array(names or [])}
-    params = {"start": session.time_text(start), "step": step, **wanted}
-    for at, outcome, number in session.run(sql.outcomes, params):
-        if at in points:
-            points[at].outcomes[outcome] += int(number)
-    for kind in HISTOGRAMS:
-        for at, bucket, number in session.run(sql.durations.format(times=kind, by=sql.minute_step), params):
+    for session, sql in readers:
+        wanted = {"every": names is None, "queues": session.sql.dialect.array(names or [])}
+        params = {"start": session.time_text(start), "step": step, **wanted}
+        for at, outcome, number in session.run(sql.outcomes, params):
             if at in points:
-                getattr(points[at], kind)[int(bucket)] += int(number)
+                points[at].outcomes[outcome] += int(number)
+        for kind in HISTOGRAMS:
+            for at, bucket, number in session.run(sql.durations.format(times=kind, by=sql.minute_step), params):
+                if at in points:
+                    getattr(points[at], kind)[int(bucket)] += int(number)
     return list(points.values())
 
 

@@ -15,7 +15,7 @@ from django_dbtaskqueue.backend.results import find_place
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.flow.schedule import enqueue_due
 from django_dbtaskqueue.flow.shard_move import ShardMove
-from django_dbtaskqueue.models import Attempt, AuditEntry, Queue, Schedule, Step, Task, UsedReference
+from django_dbtaskqueue.models import Attempt, AuditEntry, MinuteCount, Queue, Schedule, Step, Task, UsedReference
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_control import move_shards
@@ -71,6 +71,10 @@ def test_lists_and_counts_say_which_shards_they_leave_out(settings: Any, capsys:
         assert made[here] in str(found["tasks"]) and counted["count"]["number"] == number[here]
         assert found["elsewhere"] == counted["elsewhere"] and f"{here}. For {there} give" in found["elsewhere"]
         assert post(admin_client, "tasks/cancel/search", q="queue:spread", **where).json()["estimate"] == number[here]
+    for alias in SHARDS:
+        MinuteCount.objects.using(alias).create(kind="outcome", queue="spread", name="completed", minute=Now(), count=3)
+    points = admin_client.get("/api/trends", {"queue": "spread"}).json()["points"]
+    assert sum(point["outcomes"].get("completed", 0) for point in points) == 6, "counts are of all shards"
     spread(settings, "sqlite")
     assert "database" not in "".join(bulk.preview("cancel", "queue:spread").sentences)
 
