@@ -75,7 +75,7 @@ ROUTES = (
          needs=f"{OF_THE_VERB}, view_task"),
     POST("tasks/<str:verb>/search", views.act_on_search, body=(SEARCH, SHARD, REASON, MAX_TASKS, *VERB_FIELDS),
          status=202, needs=OF_THE_VERB),
-    GET("operations", views.operations, query=(STATE, QUEUE, *PAGE), needs=BulkOperation),
+    GET("operations", views.operations, query=(STATE, *WHERE, *PAGE), needs=BulkOperation),
     GET("operations/<int:pk>", views.operation, query=(QUEUE,), needs=BulkOperation),
     POST("operations/<int:pk>/cancel", views.cancel_operation, body=(QUEUE, REASON), needs=OF_THE_OPERATION),
     POST("operations/<int:pk>/put_back", views.put_back_operation, body=(QUEUE, REASON), status=202,

@@ -174,8 +174,10 @@ def act_on_search(call: ApiCall, verb: str) -> OperationDocument:
 
 
 def operations(call: ApiCall) -> OperationPage:
-    """List bulk operations; ``queue``: those on the database of this queue."""
-    rows = permissions.narrow(models.BulkOperation.objects.using(alias_for(call.given["queue"], None)), call.actor)
+    """List bulk operations; ``queue``: those on the database of this queue, or on its shard ``database``."""
+    permissions.check_there(filter(None, [queue := call.given["queue"]]), call.actor)
+    alias = alias_for(queue, call.given["database"])
+    rows = permissions.narrow(models.BulkOperation.objects.using(alias), call.actor)
     if call.given["state"]:
         rows = rows.filter(state=call.given["state"])
     found, before = page(rows, call)
@@ -295,15 +297,13 @@ def health(call: ApiCall) -> queue_stats.Health:
 def status(call: ApiCall) -> queue_stats.QueuesOverview:
     """Return the figures of every queue, or of one."""
     found, name = _overview(call), call.given["queue"]
-    if name:
-        permissions.check_queue(name, call.actor)
+    permissions.check_there(filter(None, [name]), call.actor)
     return replace(found, queues=queue_stats.with_limits([row for row in found.queues if name in ("", row.queue)]))
 
 
 def trend(call: ApiCall) -> list[queue_stats.Point]:
     """Return attempts by outcome, run times and waits over time, of every queue or of one."""
-    if name := call.given["queue"]:
-        permissions.check_queue(name, call.actor)
+    permissions.check_there(filter(None, [name := call.given["queue"]]), call.actor)
     return queue_stats.series(None, call.given["since"], name or None, among=call.actor.visible_queues)
 
 

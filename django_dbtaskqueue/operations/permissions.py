@@ -249,12 +249,12 @@ def check_queue(queue: str, actor: Actor) -> None:
 
 
 def check_there(queues: Iterable[str], actor: Actor) -> None:
-    """Raise ``UnknownQueue`` for a queue that is not there. Call it after the check of permissions: it names queues."""
-    asked = [queue for queue in queues if not conf.is_known(queue)]
-    names = all_queues() if asked else ()
+    """Raise ``UnknownQueue`` for a queue that is not there, or hidden. Call it after the check of permissions."""
+    asked = [queue for queue in queues if not (conf.is_known(queue) and actor.sees(queue))]
+    names = [*filter(actor.sees, all_queues())] if asked else []
     for queue in asked:
         if queue not in names:
-            raise UnknownQueue(queue, filter(actor.sees, names))
+            raise UnknownQueue(queue, names)
 
 
 def queues_in(text: str) -> tuple[str, ...]:

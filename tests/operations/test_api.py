@@ -194,6 +194,7 @@ def test_a_fault_says_the_way_out() -> None:
     ada = client(*EVERYTHING, "pause_queue", "housekeep_task", "purge_queue", "change_queue_settings", "signal_task")
     asked = [(post(ada, where, **given), where, given, status, words) for where, given, status, words in FAULTS]
     asked += [(ada.get("/api/tasks", query), "tasks", query, 400, words) for query, words in UNREADABLE]
+    asked += [(ada.get(f"/api/{at}?queue=parcles"), at, {}, 404, NEAREST) for at in ("status", "trends", "operations")]
     for answer, where, given, status, words in asked:
         assert (answer.status_code, words in answer.json()["error"]) == (status, True), (where, given, answer.json())
     for body in ("{", "[1]", "\udcff".encode(errors="surrogateescape")):
