@@ -176,8 +176,7 @@ def act_on_search(call: ApiCall, verb: str) -> OperationDocument:
 def operations(call: ApiCall) -> OperationPage:
     """List bulk operations; ``queue``: those on the database of this queue, or on its shard ``database``."""
     permissions.check_there(filter(None, [queue := call.given["queue"]]), call.actor)
-    alias = alias_for(queue, call.given["database"])
-    rows = permissions.narrow(models.BulkOperation.objects.using(alias), call.actor)
+    rows = permissions.narrow(models.BulkOperation.objects.using(alias_for(queue, call.given["database"])), call.actor)
     if call.given["state"]:
         rows = rows.filter(state=call.given["state"])
     found, before = page(rows, call)

@@ -153,7 +153,7 @@ def _checked_payload(payload: object) -> dict[str, Any]:
 # the project's SECRET_KEY can make. So nobody who sees one id can guess another. SQLite gives the number of a task that
 # was rolled back to the next one: there the payload has a random text, of which the 62 bits are made, too.
 
-ID_BITS, PLACE_BITS, SEAL_BITS = 48, 12, 62
+ID_BITS, PLACE_MASK, SEAL_BITS = 48, (1 << 12) - 1, 62
 NONCE = "nonce"
 
 
@@ -187,7 +187,7 @@ def _uuid(alias: str, location: str, task_id: int, nonce: str, secret: str | byt
 
 
 def _place(alias: str, location: str) -> int:
-    return crc32(f"{alias}:{location}".encode()) & (1 << PLACE_BITS) - 1
+    return crc32(f"{alias}:{location}".encode()) & PLACE_MASK
 
 
 def task_place_of(text: str) -> tuple[str, str, int] | None:
@@ -215,8 +215,7 @@ def find_place(result_id: object) -> "tuple[Session, int]":
     primaries = {standby: primary for primary, standby in standbys.get().items()}
     for alias, model in dict.fromkeys(places):
         session, location, home = Session.on(alias, model), model._meta.label_lower, primaries.get(alias, alias)
-        is_there = given.int >> 64 & (1 << PLACE_BITS) - 1 == _place(home, location)
-        for nonce in _nonces(session, task_id) if is_there else ():
+        for nonce in _nonces(session, task_id) if given.int >> 64 & PLACE_MASK == _place(home, location) else ():
             made = (_uuid(home, location, task_id, nonce, secret) for secret in secrets)
             if any(constant_time_compare(str(one), str(given)) for one in made):
                 return session, task_id

@@ -3,7 +3,7 @@
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -21,7 +21,7 @@ from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
 from django_dbtaskqueue.core.sql.pipeline import ABSENT_STREAMS_SQL
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import storage
-from django_dbtaskqueue.db.session import Session, alias_for
+from django_dbtaskqueue.db.session import Session, alias_for, aliases_of
 from django_dbtaskqueue.flow.schedule import MAX_LISTED_SCHEDULES, MISSED_AFTER, aware, is_gone, rows_on
 from django_dbtaskqueue.models import Attempt, FailureGroup, MinuteCount, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
@@ -88,16 +88,18 @@ _error, _warning, _info = (partial(_finding, level) for level in WORST_FIRST)
 
 
 def examine(using: str | None = None) -> list[Finding]:
-    """Examine one database (by default the one that new tasks go to) and its queues; return findings, the worst first.
+    """Examine one database, by default all that the settings name, and its queues; return findings, the worst first.
 
-    A question that the database refuses or fails to answer becomes a finding. The cost does not grow with the tables.
+    A question that a database refuses or fails to answer becomes a finding. The cost does not grow with the tables.
     """
-    alias = alias_for("", using)
+    common, homes = alias_for("", using), () if using else conf.settings_queues()
     found: list[Finding] = []
-    for check in QUESTIONS:
-        found += _answers(check, alias)
-        if check is _unmigrated and found:
-            return found
+    for alias in dict.fromkeys([common, *(alias for queue in homes for alias in aliases_of(queue))]):
+        for check in QUESTIONS:
+            new = [one for one in _answers(check, alias) if one not in found]
+            found += new if alias == common else [replace(one, words=f"{alias}: {one.words}") for one in new]
+            if check is _unmigrated and new:
+                break
     return sorted(found, key=lambda finding: WORST_FIRST.index(finding.level))
 
 

@@ -93,9 +93,9 @@ def aliases_in(places: Iterable[Location]) -> list[str]:
 
 def elsewhere(queues: Collection[str], tasks: TaskQuerySet, *, write: bool = False) -> str:
     """Return which databases of some queues, or of all if none is given, ``tasks`` leave out, in words; or nothing."""
-    named = queues or conf.settings_queues()
-    others = ", ".join(sorted({alias for queue in named for alias in aliases_of(queue, write=write)} - {tasks.db}))
+    homes = {alias for queue in queues or conf.settings_queues() for alias in aliases_of(queue, write=write)}
     words = _("These are the tasks on database %(database)s. For %(others)s give --database; in the API, database.")
+    others = ", ".join(sorted(homes - {tasks.db}))
     return words % {"database": tasks.db, "others": others} if others else ""
 
 

@@ -23,7 +23,7 @@ from django_dbtaskqueue.operations.search import parse
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.testing import run_poller
 from tests.factories import make_task
-from tests.operations.site import TASKS, client, command, data, page, post, refused
+from tests.operations.site import ADMIN, TASKS, client, command, data, page, post, refused
 from tests.support import alias_beside, taken_back
 
 SHARDS = ("default", "sqlite")
@@ -75,6 +75,9 @@ def test_lists_and_counts_say_which_shards_they_leave_out(settings: Any, capsys:
         MinuteCount.objects.using(alias).create(kind="outcome", queue="spread", name="completed", minute=Now(), count=3)
     points = admin_client.get("/api/trends", {"queue": "spread"}).json()["points"]
     assert sum(point["outcomes"].get("completed", 0) for point in points) == 6, "counts are of all shards"
+    make_task(queue="spread", using="sqlite", ready_time=-timedelta(hours=9))
+    for where in ("/api/doctor", f"{ADMIN}doctor/"):
+        assert "sqlite: No poller is alive" in admin_client.get(where).content.decode()
     spread(settings, "sqlite")
     assert "database" not in "".join(bulk.preview("cancel", "queue:spread").sentences)
 

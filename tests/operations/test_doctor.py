@@ -127,23 +127,19 @@ def test_failures_that_are_new_or_more_than_before_and_errors_that_nobody_looks_
     assert "parcels (2)" in found(alias)["task.left"].words
 
 
-def test_counts_that_no_sum_can_hold_hide_no_finding(alias: str, deaf: None) -> None:
-    make_task(queue="letters", ready_time=-HOUR, using=alias)
-    poller(alias)
-    times = dict.fromkeys(("first_seen", "last_seen"), timezone.now())
-    FailureGroup.objects.using(alias).create(fingerprint="new", queue="cards", **times)
-    for row in (("outcome", "parcels", "failed"), ("failure", "cards", "new"), ("call", "parcels", "put")) * 2:
-        facts = dict(zip(("kind", "queue", "name"), row, strict=True))
-        MinuteCount.objects.using(alias).create(count=2**63 - 1, **facts)
-    assert {*found(alias)} == {"queue.no_poller", "queue.failing", "failure.new"}
-
-
-def test_a_task_that_was_given_up_and_still_runs(alias: str, deaf: None) -> None:
+def test_a_task_that_was_given_up_and_counts_that_no_sum_can_hold_hide_no_finding(alias: str, deaf: None) -> None:
     runs = {"task_id": 7, "queue": "parcels", "seconds": 900}
     poller(alias, running=[{**runs, "given_up": False}, "no task", {"given_up": 1}])
     assert found(alias) == {}
     Poller.objects.using(alias).update(running=[{**runs, "given_up": True}])
     assert "Task 7 of parcels was given up, and still runs on poller host:0" in found(alias)["task.runaway"].words
+    make_task(queue="letters", ready_time=-HOUR, using=alias)
+    times = dict.fromkeys(("first_seen", "last_seen"), timezone.now())
+    FailureGroup.objects.using(alias).create(fingerprint="new", queue="cards", **times)
+    for row in (("outcome", "parcels", "failed"), ("failure", "cards", "new"), ("call", "parcels", "put")) * 2:
+        facts = dict(zip(("kind", "queue", "name"), row, strict=True))
+        MinuteCount.objects.using(alias).create(count=2**63 - 1, **facts)
+    assert {*found(alias)} == {"queue.no_poller", "queue.failing", "failure.new", "task.runaway"}
 
 
 def test_a_starved_priority(alias: str, settings: Any) -> None:
