@@ -49,7 +49,7 @@ SCHEDULE_BODY = (
     OF_SCHEDULE("overlap", routing.one_of(OVERLAP_POLICIES), "while the task before is not finished"),
 )
 AUDIT_FIELDS = (
-    QUEUE,
+    *WHERE,
     Field("actor", routing.TEXT_KIND, "a user's name", ""),
     Field("verb", routing.TEXT_KIND, "a verb", ""),
     *PAGE,
@@ -95,11 +95,11 @@ ROUTES = (
     POST("schedules/<path:schedule>/<str:action>", views.act_on_schedule, body=(REASON,),
          needs="change_schedule; run_schedule for run, delete_schedule for delete"),
     GET("schedules/<path:schedule>", views.schedule, needs=Schedule),
-    GET("pollers", views.pollers, needs=Poller, key="pollers"),
+    GET("pollers", views.pollers, query=(SHARD,), needs=Poller, key="pollers"),
     POST("pollers/<path:poller>/<str:command>", views.command_poller, body=(REASON,),
          needs="control_poller on each queue it serves", key="commanded"),
-    GET("failures", views.failures, query=(QUEUE, PAGE[0]), needs=FailureGroup, key="failures"),
-    GET("failures/<str:fingerprint>", views.failure, needs=FailureGroup),
+    GET("failures", views.failures, query=(*WHERE, PAGE[0]), needs=FailureGroup, key="failures"),
+    GET("failures/<str:fingerprint>", views.failure, query=(SHARD,), needs=FailureGroup),
     GET("audit", views.audit, query=AUDIT_FIELDS, needs=AuditEntry),
 )  # fmt: skip
 

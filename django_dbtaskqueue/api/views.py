@@ -128,8 +128,7 @@ def count_tasks(call: ApiCall) -> TaskCount:
     """Count the tasks that match a search, up to 10,000."""
     search, found = _searched(call)
     with statement_timeout(found.db):
-        count = bounded_count(found)
-    return {"query": to_text(search), "elsewhere": elsewhere(search.queues(), found), "count": count}
+        return {"query": to_text(search), "elsewhere": elsewhere(search.queues(), found), "count": bounded_count(found)}
 
 
 def task(call: ApiCall, pk: int) -> Annotated[Document, TASK]:
@@ -229,7 +228,8 @@ def _there(found: T | None, what: str) -> T:
 
 
 def _visible(call: ApiCall, model: type[M]) -> QuerySet[M]:
-    return permissions.narrow(model._default_manager.using(alias_for("", None, write=False)).all(), call.actor)
+    alias = alias_for("", call.given.get("database"), write=False)
+    return permissions.narrow(model._default_manager.using(alias).all(), call.actor)
 
 
 def _searched(call: ApiCall) -> tuple[Search, TaskQuerySet]:

@@ -76,6 +76,7 @@ def test_lists_and_counts_say_which_shards_they_leave_out(settings: Any, capsys:
     points = admin_client.get("/api/trends", {"queue": "spread"}).json()["points"]
     assert sum(point["outcomes"].get("completed", 0) for point in points) == 6, "counts are of all shards"
     make_task(queue="spread", using="sqlite", ready_time=-timedelta(hours=9))
+    assert admin_client.get("/api/audit", {"database": "sqlite"}).json()["entries"][0]["verb"] == "cancel"
     for where in ("/api/doctor", f"{ADMIN}doctor/"):
         assert "sqlite: No poller is alive" in admin_client.get(where).content.decode()
     spread(settings, "sqlite")
