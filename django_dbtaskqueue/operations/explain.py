@@ -45,6 +45,9 @@ class Explanation:
     sentence: str
     facts: Mapping[str, object] = field(default_factory=dict)  # values of JSON, and times
 
+    def __str__(self) -> str:
+        return self.sentence
+
 
 def explain(task: AbstractTask | TaskHistory) -> Explanation:
     """Return why a task does not run, or that it runs. The row is read again, so the answer is of now.
