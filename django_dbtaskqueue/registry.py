@@ -14,6 +14,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.cron import check_timing, default_zone
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import UnknownQueue, dotted, near_match
+from django_dbtaskqueue.core.json import whole_number
 from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db.session import alias_for
@@ -371,9 +372,9 @@ def _pair(text: str) -> tuple[str, int]:
     name, colon, weight = text.rpartition(":")
     if not colon or text in queues():  # a name may hold colons of its own
         return text, 1
-    if not weight.isdecimal() or int(weight) < 1:
+    if (number := whole_number(weight) or 0) < 1:
         raise ImproperlyConfigured(f"{text!r}: the weight of a queue is a whole number of at least 1, as in {name}:2.")
-    return name, int(weight)
+    return name, number
 
 
 def _check_has_processor(queue: str) -> None:

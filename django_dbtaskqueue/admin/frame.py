@@ -30,7 +30,7 @@ from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import Session, alias_for, is_task_table, migrated, model_named
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.permissions import APP, VIEW_PAYLOAD, Actor, Text, V, Verb, narrow
-from django_dbtaskqueue.operations.serializers import MAX_WHOLE_NUMBER, is_storable
+from django_dbtaskqueue.operations.serializers import is_storable
 
 REFRESH_INTERVALS_S = (2, 5, 15, 60)
 LIVE_KEY = "_live"  # the query key that asks for the part of a page that refreshes
@@ -364,8 +364,3 @@ def permitted(request: HttpRequest, verbs: Iterable[V], queue: str | None = None
 def may_see(request: HttpRequest, row: Any = None) -> bool:
     """Return whether the user may see payloads, results and tracebacks: of a row's queue, or of any queue."""
     return viewer(request).may(VIEW_PAYLOAD, getattr(row, "queue", None))
-
-
-def id_of(term: str) -> int | None:
-    digits = term.isascii() and term.isdecimal() and len(term) <= len(str(MAX_WHOLE_NUMBER))
-    return int(term) if digits and int(term) <= MAX_WHOLE_NUMBER else None

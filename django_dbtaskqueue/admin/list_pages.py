@@ -19,8 +19,9 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _, gettext_lazy
 
 from django_dbtaskqueue.admin import cells
-from django_dbtaskqueue.admin.frame import LIVE_KEY, ReadOnlyAdmin, id_of, viewer
+from django_dbtaskqueue.admin.frame import LIVE_KEY, ReadOnlyAdmin, viewer
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.json import whole_number
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within, estimate
@@ -144,7 +145,7 @@ class ListAdmin(ReadOnlyAdmin):
         before, after = _id(request, BEFORE_KEY), _id(request, AFTER_KEY)
         page = self.read_page(request, filterset, rows, before=before, after=after)
         self.prepare(request, page.rows)
-        looked = id_of(request.GET.get(LOOKED_KEY, "0")) or 0
+        looked = whole_number(request.GET.get(LOOKED_KEY, "0")) or 0
         place = None if looked else before or after
         verbs, names = self.list_verbs(request), str(self.opts.verbose_name_plural)
         return {
@@ -279,7 +280,7 @@ def search_effort(request: HttpRequest) -> dict[str, timedelta]:
 def _id(request: HttpRequest, key: str) -> int | None:
     if key not in request.GET:
         return None
-    if (found := id_of(request.GET[key])) is None:
+    if (found := whole_number(request.GET[key])) is None:
         raise SuspiciousOperation(f"{key}={request.GET[key]!r} is not an id.")
     return found
 

@@ -14,11 +14,12 @@ from django.utils.html import format_html
 from django.utils.timezone import get_current_timezone_name, now
 from django.utils.translation import gettext as _, gettext_lazy
 
-from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, frame_of, id_of, may_see, viewer
+from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, frame_of, may_see, viewer
 from django_dbtaskqueue.admin.list_pages import ListAdmin
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.json import whole_number
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.db.session import alias_for, aliases_of, model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Queue
@@ -217,7 +218,7 @@ class TaskPageAdmin(ListAdmin):
         return self.reply(request, _("The bulk operation has started."), address=address)
 
     def _act_on_ticked(self, request: HttpRequest, verb: verbs.TaskVerb, actor: permissions.Actor) -> HttpResponse:
-        ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := id_of(text)) is not None]
+        ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := whole_number(text)) is not None]
         # Read from the database that is written: a replica may lag behind.
         table = self.model._meta.concrete_model._default_manager.using(alias_for("", None)).all()
         task = None

@@ -20,12 +20,13 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 from django_filters import CharFilter, ChoiceFilter, OrderingFilter
 
 from django_dbtaskqueue.admin import cells
-from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer, when_migrated
+from django_dbtaskqueue.admin.frame import may_see, permitted, viewer, when_migrated
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, QueuePickFilter, SmallListAdmin, part_of_name
 from django_dbtaskqueue.admin.page_actions import ACTION_ON_ALL_KEY, PlainForm, ask, bound_form, confirmed, pressed_verb
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError
+from django_dbtaskqueue.core.json import whole_number
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_for
@@ -270,7 +271,7 @@ class TaskIdFilter(QueuePickFilter):
     task_id = CharFilter(label=gettext_lazy("Task"), method="of_task")
 
     def of_task(self, rows: QuerySet[Any], _name: str, value: str) -> QuerySet[Any]:
-        task_id = id_of(value.strip())
+        task_id = whole_number(value.strip())
         # With the locations, because the index begins with them.
         tables = [model._meta.label_lower for model in apps.get_models() if issubclass(model, AbstractTask)]
         return rows.none() if task_id is None else rows.filter(location__in=tables, task_id=task_id)

@@ -21,12 +21,13 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells, list_pages
-from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer
+from django_dbtaskqueue.admin.frame import may_see, permitted, viewer
 from django_dbtaskqueue.admin.page_actions import TaskPageAdmin
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_age, format_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.json import whole_number
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.placement import known_queues, own_fields
@@ -157,7 +158,7 @@ def search_context(filterset: Any, path: str) -> dict[str, Any]:
 def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
     mine = SavedSearch.objects.using(alias_for("", None)).filter(owner=request.user.get_username())
     if "forget_view" in request.POST:
-        mine.filter(pk=id_of(request.POST["forget_view"]) or 0).delete()
+        mine.filter(pk=whole_number(request.POST["forget_view"]) or 0).delete()
         return redirect(request.get_full_path())
     name = request.POST.get("view_name", "").replace("\0", "").strip()[:MAX_SEARCH_NAME_LENGTH]
     search = page.search_of(request)

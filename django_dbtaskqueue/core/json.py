@@ -27,6 +27,8 @@ except ImportError:  # the "speed" extra is not installed
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 DEEPEST = 500  # SQLite stops at 1000 levels, Python at 1000 frames for the caller and the encoder together
 MAX_NAME_CHARS = 200  # of a reference, a group, a tag, a batch, a step, a signal, a parent; texts of errors say so
+MAX_WHOLE_NUMBER = 2**63 - 1  # of a database
+WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 INT_DIGITS = 4300  # what Python reads back by default; a jsonb number would hold 131,072
 
 
@@ -196,6 +198,12 @@ ODD = re.compile("[\x00\ud800-\udfff]")
 def is_storable(text: str) -> bool:
     """Whether the database can store a text: it has no NUL character and no lone surrogate."""
     return ODD.search(text) is None
+
+
+def whole_number(text: str) -> int | None:
+    """Return the whole number that a text in ASCII digits means; None for another text, or for more than 64 bits."""
+    number = int(text) if WHOLE_NUMBER.fullmatch(text) else None
+    return None if number is None or abs(number) > MAX_WHOLE_NUMBER else number
 
 
 def is_name(value: object) -> TypeGuard[str]:

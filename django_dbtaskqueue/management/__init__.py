@@ -15,6 +15,7 @@ from django.core.management.color import Style
 
 from django_dbtaskqueue.core.durations import UNKNOWN, format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.json import whole_number
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.operations.serializers import DocumentEncoder
 from django_dbtaskqueue.operations.verbs import positive_length
@@ -44,9 +45,9 @@ def argument(read: Callable[[str], T]) -> Callable[[str], T]:
 @argument
 def positive(text: str) -> int:
     """Return a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+    if (number := whole_number(text) or 0) < 1:
+        raise ValueError(f"{text!r:.50} is not a whole number of at least 1")
+    return number
 
 
 duration, positive_duration = argument(parse_length), argument(positive_length)

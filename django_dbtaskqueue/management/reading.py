@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import clock, format_age, format_seconds, task_place
 from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue.core.json import whole_number
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.management import FAILED_CODE, Options, Output, from_now, printable
@@ -183,7 +184,7 @@ def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, ser
     """Return a task and its document, by an id or ``queue/reference``; the history is searched last."""
     named, slash, reference = name.partition("/")
     queue = named if slash else queue
-    alias, location, number = task_place(name) or ("", "", int(name) if name.isdecimal() else -1)
+    alias, location, number = task_place(name) or ("", "", whole_number(name) or -1)
     key, value = ("reference", reference) if slash else ("pk", number)
     by: dict[str, Any] = {"queue": queue} if queue else {}
     places = [(alias, model_named(location))] if alias else places_of(queue, using) if queue else locations_on(using)
@@ -192,7 +193,7 @@ def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, ser
         by["task_id" if key == "pk" else key] = value
         found = _found([TaskHistory.objects.using(one).filter(**by).order_by("-pk") for one in aliases_in(places)])
     if not found:
-        raise CommandError(f"There is no task {name!r}, not in the history either. Give an id, or queue/reference.")
+        raise CommandError(f"There is no task {name!r:.99}, not in the history either. Give an id, or queue/reference.")
     if len(found) > 1:
         tables = ", ".join(f"{task._meta.db_table} on {task._state.db} ({task.queue})" for task in found)
         raise CommandError(f"There is more than one task {name}: {tables}. Say which with --queue or --database.")

@@ -19,7 +19,12 @@ from django.utils.translation import gettext as _
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import Rate, parse_length
 from django_dbtaskqueue.core.exceptions import TaskQueueError, near_match
-from django_dbtaskqueue.core.json import is_storable as is_storable, loads_exactly
+from django_dbtaskqueue.core.json import (
+    MAX_WHOLE_NUMBER as MAX_WHOLE_NUMBER,
+    is_storable as is_storable,
+    loads_exactly,
+    whole_number,
+)
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import COMPLETED
 from django_dbtaskqueue.core.unique import kind_of
@@ -195,7 +200,6 @@ def uniqueness_note(reference: str | None) -> str:
 MAX_BODY_BYTES = 262_144
 MAX_BODY_DEPTH = 32  # of lists and objects in each other
 MAX_INPUT_LENGTH = 4096  # characters of a text; a search may have as many
-MAX_WHOLE_NUMBER = 2**63 - 1
 YEARS = range(1970, 2201)  # with a day more, or in another time zone, Python can still read these
 
 
@@ -220,13 +224,12 @@ def text(field: str, value: object, max_length: int = MAX_INPUT_LENGTH) -> str:
 
 def whole(field: str, value: object, low: int = 0, high: int = MAX_WHOLE_NUMBER) -> int:
     """Return a whole number, also from text."""
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= len(str(MAX_WHOLE_NUMBER)):
-        value = int(value)
-    if type(value) is not int:
+    number = whole_number(value) if isinstance(value, str) else value
+    if type(number) is not int:
         raise BadInput(field, f"must be a whole number, not {shown_value(value)}.")
-    if not low <= value <= high:
+    if not low <= number <= high:
         raise BadInput(field, f"must be a whole number from {low} to {high}, not {shown_value(value)}.")
-    return value
+    return number
 
 
 def list_of(field: str, value: object, kind: type, name: str) -> list[Any]:

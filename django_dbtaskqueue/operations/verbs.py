@@ -15,7 +15,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import DuplicateTask, OperationRefused
-from django_dbtaskqueue.core.json import dumps, is_name, loads_exactly
+from django_dbtaskqueue.core.json import dumps, is_name, loads_exactly, whole_number
 from django_dbtaskqueue.core.masking import MASKED, masked, masked_text
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
@@ -84,10 +84,10 @@ def positive_length(given: object) -> timedelta:
 
 
 def _priority(given: object) -> int:
-    text = str(given).strip()
-    if isinstance(given, bool) or not text.removeprefix("-").isdecimal() or not -32768 <= int(text[:8]) <= 32767:
-        raise ValueError(f"{given!r} must be a whole number from -32768 to 32767")
-    return int(text)
+    number = None if isinstance(given, bool) else whole_number(str(given).strip())
+    if number is None or not -32768 <= number <= 32767:
+        raise ValueError(f"{given!r:.50} must be a whole number from -32768 to 32767")
+    return number
 
 
 def json_of(text: str) -> Any:

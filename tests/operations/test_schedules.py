@@ -146,6 +146,7 @@ def test_a_wrong_edit_or_name_is_refused_in_words(daily: Schedule) -> None:
         ("missed", "both", "must be one of 'skip', 'one', 'all'"),
         ("payload_type", "no.such.Type", "no processor of queue 'bills' for it"),
         ("priority", 99_999, "must be a whole number"),
+        ("priority", "0" * 8 + "99999", "must be a whole number"),
         ("payload", {"kind": "daily", "token": "other"}, "token is masked and cannot be changed here"),
     ):
         refused(words, edit_schedule, "daily", {name: value}, HERE)

@@ -85,7 +85,8 @@ def test_show_tells_all_of_a_task_and_masks_secrets() -> None:
     facts = data("show", task.pk)
     assert facts["payload"] == {"name": "Ada", "api_key": "•••"}
     assert facts["attempts"][0]["traceback"].splitlines()[1] == "  password = '•••'"
-    refused("There is no task '0'", "show", "0")
+    for name in ("0", "9" * 5000):
+        refused("There is no task '" + name[:9], "show", name)
 
 
 def test_show_finds_a_task_in_the_history_and_in_a_table_of_its_queue(settings: Any) -> None:

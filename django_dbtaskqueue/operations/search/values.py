@@ -20,15 +20,15 @@ from django.utils.translation import gettext as _, gettext_lazy
 
 from django_dbtaskqueue.core.durations import parse_length, task_place
 from django_dbtaskqueue.core.exceptions import SearchError
+from django_dbtaskqueue.core.json import whole_number
 from django_dbtaskqueue.core.masking import LOWER, MASKED, NAME_KEYS, VALUE_KEYS, masked, masked_text, sql_patterns
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.operations.serializers import MAX_WHOLE_NUMBER, YEARS
+from django_dbtaskqueue.operations.serializers import YEARS
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
 
 Text = Union[str, "_StrPromise"]  # translated now, or when it is shown
-WHOLE_NUMBER = re.compile(r"-?\d{1,19}")
 JSON_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 NEARLY_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 TIME_OF_DAY = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?")
@@ -112,9 +112,9 @@ def _number(text: str, term: str) -> str:
     """Return a number, or an id of a Django task as it is: ``query`` asks in which table that is one."""
     if task_place(text) is not None:
         return text
-    if not WHOLE_NUMBER.fullmatch(text) or abs(int(text)) > MAX_WHOLE_NUMBER:
+    if (number := whole_number(text)) is None:
         raise SearchError(term, _("%(value)s is not a whole number. Write 3, >=3, or 1..5.") % {"value": repr(text)})
-    return str(int(text))
+    return str(number)
 
 
 def _span(text: str, term: str) -> str:
