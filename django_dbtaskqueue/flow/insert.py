@@ -192,7 +192,8 @@ class Insert:
     def _started(self, session: Session, rows: list[Row], rule: UniqueRule) -> list[Row]:
         """Return the rows whose references the rule may hold no more, because a task has started meanwhile."""
         references = session.sql.dialect.array([row["reference_number"] for row in rows])
-        found = session.run(session.sql.lock_found, {"queue_name": self.queue, "references": references})
+        selected = {"queue_name": self.queue, "location": session.location, "references": references}
+        found = session.run(session.sql.lock_found, selected)
         if rule.on_duplicate not in REPLACE:
             waiting = {reference for _, reference, status, _ in found if status == CREATED or rule.period}
             return [row for row in rows if row["reference_number"] not in waiting]
@@ -248,7 +249,7 @@ class Insert:
             grouped = set()  # they enter their groups later
         groups.lock(session, self.queue, grouped)
         params = {"queue_name": self.queue, "ids": bool(task_changed.receivers) or on_duplicate != "ignore"}
-        params |= {"max_wait": bound and bound.total_seconds()}
+        params |= {"max_wait": bound and bound.total_seconds(), "location": session.location}
         time = session.time_text
         if alone:  # as parameters: to write and read JSON takes as long as the rest of the insert
             run_at = rows[0]["run_at"]

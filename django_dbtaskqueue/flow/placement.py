@@ -219,7 +219,8 @@ def claim_periods(session: Session, queue: str, rule: UniqueRule, references: Se
 
 def _selected(session: Session, queue: str, rule: UniqueRule, references: Sequence[str]) -> Row:
     ago = 0.0 if rule.period is None else -rule.period.total_seconds()
-    return {"queue_name": queue, "references": session.sql.dialect.array(references), "ago": ago}
+    named = {"queue_name": queue, "references": session.sql.dialect.array(references)}
+    return {**named, "location": session.location, "ago": ago}
 
 
 # -- columns of the project's own table --------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ from django_dbtaskqueue.models import Queue, Task, TaskHistory, UsedReference
 from django_dbtaskqueue.operations import lookup
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
-from django_dbtaskqueue.testing import advance
+from django_dbtaskqueue.testing import advance, drain
 from tests.flow.conftest import finish, take
 from tests.support import PATIENCE, actors, at_once, held, taken_back
 
-pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+pytestmark = [pytest.mark.django_db(databases=["default", "sqlite"]), pytest.mark.usefixtures("taskqueue_registry")]
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 KEEPS = ("keep", "history", "delete")
 
@@ -79,12 +79,13 @@ def test_only_the_named_fields_count(alias: str) -> None:
 def test_until_started_a_call_after_the_start_makes_a_new_task(alias: str) -> None:
     rule = Unique(until="started")
     first = enqueue("work", payload=1, unique=rule, using=alias)
+    queue("work", using=alias).release(take(alias, "work"))  # it has not started after all
     assert enqueue("work", payload=1, unique=rule, using=alias).pk == first.pk
     lease = take(alias, "work")
     assert enqueue("work", payload=1, unique=rule, using=alias).pk != first.pk
     lease.complete()  # under the name it had
     assert enqueue_many("work", [{"payload": 1}, {"payload": 2}], unique=rule, using=alias).ignored == 1
-    take(alias, "work").complete()
+    take(alias, "work").fail("broken", delay=HOUR)  # it waits, and has started
     assert enqueue_many("work", [{"payload": 1}, {"payload": 1}], unique=rule, using=alias).enqueued == 1
 
 
@@ -174,19 +175,20 @@ def test_of_debounced_calls_the_last_wins_and_moves_the_task(alias: str) -> None
 def test_debounced_items_of_many(alias: str) -> None:
     rule = Debounce(30 * MINUTE, 40 * MINUTE, fields=("doc",))
     items = [{"payload": {"doc": number % 2, "text": number}} for number in range(6)]
-    report = enqueue_many("work", items, unique=rule, using=alias)
+    report = enqueue_many("keep", items, unique=rule, using=alias)
     assert (report.enqueued, report.replaced, report.ignored) == (2, 4, 0)
     advance(20 * MINUTE, using=alias)
-    report = enqueue_many("work", [*items, {"reference": "x"}], unique=rule, using=alias)
+    report = enqueue_many("keep", [*items, {"reference": "x"}], unique=rule, using=alias)
     assert (report.enqueued, report.replaced, report.ignored) == (1, 6, 0)
     tasks = Task.objects.using(alias).filter(reference__startswith="debounce:")
     assert sorted(task.payload["text"] for task in tasks) == [4, 5]
     assert {task.next_process_time - task.create_time for task in tasks} == {40 * MINUTE}
-    take(alias, "work").complete()  # x
+    take(alias, "keep").complete()  # x
     advance(21 * MINUTE, using=alias)
-    take(alias, "work")
-    report = enqueue_many("work", items, unique=rule, using=alias)
-    assert (report.enqueued, report.replaced) == (1, 5)
+    processor("keep")(lambda task: task.sleep(HOUR))
+    assert drain("keep", using=alias).suspended == 2  # they wait, and have started
+    report = enqueue_many("keep", items, unique=rule, using=alias)
+    assert (report.enqueued, report.replaced) == (2, 4)
 
 
 def test_a_debounced_task_of_a_group(alias: str) -> None:
@@ -255,7 +257,6 @@ def test_a_call_does_not_wait_for_what_runs_or_is_finished() -> None:
         assert not enqueue("work", payload=1, unique=Unique()).enqueue_note
 
 
-@pytest.mark.usefixtures("taskqueue_registry")
 def test_a_processor_states_the_rule_of_its_queue(alias: str) -> None:
     processor("declared", unique=Throttle(HOUR, fields=("user",)))(lambda task: None)
     first = queue("declared", using=alias).put({"user": 1, "x": 1})

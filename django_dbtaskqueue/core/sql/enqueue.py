@@ -197,7 +197,7 @@ class EnqueueStatements(Group):
         return (
             f"ON CONFLICT (reference_number, queue_name) DO UPDATE SET"
             f" {', '.join(f'{name} = {value}' for name, value in changes.items())}"
-            f" WHERE t.status IN ({sql_sources(on_duplicate)})"
+            f" WHERE {self._status if bounded else 't.status'} IN ({sql_sources(on_duplicate)})"
             " AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')"
             f" AND {HERE}"
         )
@@ -243,17 +243,22 @@ class EnqueueStatements(Group):
     )
     _not_held = part(
         "SELECT t.id FROM {task} AS t WHERE t.queue_name = %(queue_name)s"
-        " AND {one_of:t.reference_number|references} AND NOT {one_of:t.status|keeping}"
+        " AND {one_of:t.reference_number|references} AND NOT {one_of:{_status}|keeping}"
         " AND t.create_time <= {later:%(ago)s} ORDER BY t.reference_number{_byte_wise} {lock}"
     )
-    # The tasks that hold some ``references``.
-    find = template("{_holders}")
-    # ``find``, and no poller takes the tasks until the transaction of the producer ends. In one order, too.
-    lock_found = template('{_holders} ORDER BY reference_number COLLATE "C" FOR SHARE', "{_holders}")
-    _holders = part(
-        "SELECT id, reference_number, status, group_key FROM {task} WHERE queue_name = %(queue_name)s"
-        " AND {one_of:reference_number|references}"
+    # The status that counts for a rule: a task that failed, was put back or took a step has started. One that was
+    # released or parked has not.
+    _status = part(
+        "CASE WHEN t.status = 'CREATED' AND (t.attempt > 0 OR t.reenqueue_attempt > 0 OR EXISTS (SELECT 1"
+        " FROM {step} AS step WHERE step.location = %(location)s AND step.task_id = t.id"
+        " AND step.task_time = t.create_time AND step.kind <> 'sent')) THEN 'PROCESSING' ELSE t.status END"
     )
+    # The tasks that hold some ``references``.
+    find = template("SELECT id, reference_number, status, group_key {_holders}")
+    # ``find``, and no poller takes the tasks until the transaction of the producer ends. In one order, too.
+    lock_found = template('{_held} ORDER BY reference_number COLLATE "C" FOR SHARE OF t', "{_held}")
+    _held = part("SELECT id, reference_number, {_status}, group_key {_holders}")
+    _holders = part("FROM {task} AS t WHERE queue_name = %(queue_name)s AND {one_of:reference_number|references}")
 
 
 def _keys(own: OwnColumns) -> list[str]:

@@ -679,7 +679,7 @@ LIMIT %(limit)s;
 
 -- Statements.find
 SELECT id, reference_number, status, group_key
-FROM "dbtaskqueue_task"
+FROM "dbtaskqueue_task" AS t
 WHERE queue_name = %(queue_name)s
 AND reference_number = ANY(%(references)s::text[]);
 
@@ -744,7 +744,14 @@ WHERE id = ANY(ARRAY(
     FROM "dbtaskqueue_task" AS t
     WHERE t.queue_name = %(queue_name)s
     AND t.reference_number = ANY(%(references)s::text[])
-    AND NOT t.status = ANY(%(keeping)s::text[])
+    AND NOT CASE WHEN t.status = 'CREATED' AND (t.attempt > 0 OR t.reenqueue_attempt > 0 OR EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_step" AS step
+        WHERE step.location = %(location)s
+        AND step.task_id = t.id
+        AND step.task_time = t.create_time
+        AND step.kind <> 'sent'
+    )) THEN 'PROCESSING' ELSE t.status END = ANY(%(keeping)s::text[])
     AND t.create_time <= statement_timestamp() + %(ago)s * interval '1 second'
     ORDER BY t.reference_number COLLATE "C"
     FOR NO KEY UPDATE OF t
@@ -1339,7 +1346,14 @@ WITH w AS (
         '1 second') ELSE CASE WHEN t.parked_by IS NULL THEN least(excluded.next_process_time, t.create_time +
         %(max_wait)s * interval '1 second') END END, parked_by = nullif(t.parked_by, 'signal'),
         last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
-    WHERE t.status IN ('CREATED')
+    WHERE CASE WHEN t.status = 'CREATED' AND (t.attempt > 0 OR t.reenqueue_attempt > 0 OR EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_step" AS step
+        WHERE step.location = %(location)s
+        AND step.task_id = t.id
+        AND step.task_time = t.create_time
+        AND step.kind <> 'sent'
+    )) THEN 'PROCESSING' ELSE t.status END IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run
@@ -1607,12 +1621,20 @@ ORDER BY t.id
 FOR NO KEY UPDATE OF t SKIP LOCKED;
 
 -- Statements.lock_found
-SELECT id, reference_number, status, group_key
-FROM "dbtaskqueue_task"
+SELECT id, reference_number, CASE WHEN t.status = 'CREATED' AND (t.attempt > 0 OR t.reenqueue_attempt > 0 OR
+    EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_step" AS step
+    WHERE step.location = %(location)s
+    AND step.task_id = t.id
+    AND step.task_time = t.create_time
+    AND step.kind <> 'sent'
+)) THEN 'PROCESSING' ELSE t.status END, group_key
+FROM "dbtaskqueue_task" AS t
 WHERE queue_name = %(queue_name)s
 AND reference_number = ANY(%(references)s::text[])
 ORDER BY reference_number COLLATE "C"
-FOR SHARE;
+FOR SHARE OF t;
 
 -- Statements.lock_group_limits
 INSERT INTO "dbtaskqueue_limit" AS l (queue_name, group_key, tokens, check_time, full_time)
@@ -3841,7 +3863,14 @@ WITH w AS (
         '1 second') ELSE CASE WHEN t.parked_by IS NULL THEN least(excluded.next_process_time, t.create_time +
         %(max_wait)s * interval '1 second') END END, parked_by = nullif(t.parked_by, 'signal'),
         last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
-    WHERE t.status IN ('CREATED')
+    WHERE CASE WHEN t.status = 'CREATED' AND (t.attempt > 0 OR t.reenqueue_attempt > 0 OR EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_step" AS step
+        WHERE step.location = %(location)s
+        AND step.task_id = t.id
+        AND step.task_time = t.create_time
+        AND step.kind <> 'sent'
+    )) THEN 'PROCESSING' ELSE t.status END IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run

@@ -475,7 +475,7 @@ LIMIT %(limit)s;
 
 -- Statements.find
 SELECT id, reference_number, status, group_key
-FROM "dbtaskqueue_task"
+FROM "dbtaskqueue_task" AS t
 WHERE queue_name = %(queue_name)s
 AND reference_number IN (
     SELECT value
@@ -553,7 +553,14 @@ WHERE id IN (
         SELECT value
         FROM json_each(%(references)s)
     )
-    AND NOT t.status IN (
+    AND NOT CASE WHEN t.status = 'CREATED' AND (t.attempt > 0 OR t.reenqueue_attempt > 0 OR EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_step" AS step
+        WHERE step.location = %(location)s
+        AND step.task_id = t.id
+        AND step.task_time = t.create_time
+        AND step.kind <> 'sent'
+    )) THEN 'PROCESSING' ELSE t.status END IN (
         SELECT value
         FROM json_each(%(keeping)s)
     )
@@ -982,7 +989,14 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time, printf('%%.3f seconds', %(max_wait)s))) END END, parked_by = nullif(t.parked_by, 'signal'),
     last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     t.create_time, printf('%%.3f seconds', 0.001)))
-WHERE t.status IN ('CREATED')
+WHERE CASE WHEN t.status = 'CREATED' AND (t.attempt > 0 OR t.reenqueue_attempt > 0 OR EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_step" AS step
+    WHERE step.location = %(location)s
+    AND step.task_id = t.id
+    AND step.task_time = t.create_time
+    AND step.kind <> 'sent'
+)) THEN 'PROCESSING' ELSE t.status END IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
@@ -1149,8 +1163,16 @@ AND (t.watched IS NULL OR NOT t.watched)
 ORDER BY t.id;
 
 -- Statements.lock_found
-SELECT id, reference_number, status, group_key
-FROM "dbtaskqueue_task"
+SELECT id, reference_number, CASE WHEN t.status = 'CREATED' AND (t.attempt > 0 OR t.reenqueue_attempt > 0 OR
+    EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_step" AS step
+    WHERE step.location = %(location)s
+    AND step.task_id = t.id
+    AND step.task_time = t.create_time
+    AND step.kind <> 'sent'
+)) THEN 'PROCESSING' ELSE t.status END, group_key
+FROM "dbtaskqueue_task" AS t
 WHERE queue_name = %(queue_name)s
 AND reference_number IN (
     SELECT value
@@ -2935,7 +2957,14 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time, printf('%%.3f seconds', %(max_wait)s))) END END, parked_by = nullif(t.parked_by, 'signal'),
     last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     t.create_time, printf('%%.3f seconds', 0.001)))
-WHERE t.status IN ('CREATED')
+WHERE CASE WHEN t.status = 'CREATED' AND (t.attempt > 0 OR t.reenqueue_attempt > 0 OR EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_step" AS step
+    WHERE step.location = %(location)s
+    AND step.task_id = t.id
+    AND step.task_time = t.create_time
+    AND step.kind <> 'sent'
+)) THEN 'PROCESSING' ELSE t.status END IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 OR signals > 0 AS has_run;
