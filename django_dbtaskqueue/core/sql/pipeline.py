@@ -359,7 +359,6 @@ class FinishEventStatements(Group):
         f"UPDATE {POSITION_TABLE} SET read_time = statement_timestamp() WHERE location = %(location)s"
         " AND name = %(name)s RETURNING CASE WHEN {_trigger} THEN position END"
     )
-    position = f"SELECT min(position) FROM {POSITION_TABLE} WHERE location = %(location)s AND name = %(name)s"
     advance = (
         f"UPDATE {POSITION_TABLE} SET position = greatest(position, %(position)s)"
         " WHERE location = %(location)s AND name = %(name)s AND position IS NOT NULL"

@@ -82,9 +82,7 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
         """Return the present offset. Raises PipelineError if this server cannot have been at these positions."""
         with self.database.open() as link:
             horizon, server = link.run(SERVER_HORIZON_SQL)[0]
-            statements, key = _events(self.database, self.name)
-            position = link.run(statements.position, key)[0][0] if self.name else None
-        reached = horizon if position is None else position
+        reached = horizon if (position := self._complete_from()) is None else position
         for one in positions:
             if one.get("server", server) != server or one["transaction"] > horizon or one.get("since", 0) > reached:
                 place = self.database.url_without_password

@@ -4519,12 +4519,6 @@ WHERE location = %(location)s
 ORDER BY id
 FOR UPDATE;
 
--- FinishEventStatements.position
-SELECT min(position)
-FROM "dbtaskqueue_streamposition"
-WHERE location = %(location)s
-AND name = %(name)s;
-
 -- FinishEventStatements.read_position
 UPDATE "dbtaskqueue_streamposition"
 SET read_time = statement_timestamp()
