@@ -25,7 +25,6 @@ URL_FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite://
 SECRET_KEYWORDS = ("password", "sslpassword")
 DEFAULT_LOCATION = "dbtaskqueue.task"
 Params = Mapping[str, object]
-SESSION_SETTINGS = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'postgres'"
 
 
 def database_errors() -> tuple[type[Exception], ...]:
@@ -114,7 +113,7 @@ class Database:
                 import psycopg
 
                 connection = psycopg.connect(self._libpq, autocommit=True)
-                connection.execute(SESSION_SETTINGS)
+                connection.execute("SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'postgres'")
                 return connection
             uri = f"{Path(self.conninfo['dbname']).as_uri()}?mode=rw"
             file = sqlite3.connect(uri, uri=True, timeout=120, isolation_level=None)

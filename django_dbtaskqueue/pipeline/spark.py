@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 OLDEST_JAVA = 17
 SELF_ARCHIVING_JAVA = 19  # an older one does not look whether there is an archive that fits
-BASE_TIMEOUT_S = 60.0
 HEADER_BYTES = 4  # the first of an archive, which are zero until all others are written
 JAVA_SCRIPT = """\
 #!/bin/sh
@@ -48,7 +47,6 @@ exec {java} "$@"
 """
 REQUIRED_PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "adbc_driver_postgresql")
 INSTALL_COMMAND = 'pip install "django-dbtaskqueue[spark]"'
-PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 
 # Without the second compiler and the threads of the collector: each takes a core for seconds.
 SHORT_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
@@ -178,7 +176,7 @@ def _settings(master: str, memory: str, folder: Path, java: list[str], conf: Map
 def python_path() -> str:
     """Return the PYTHONPATH with which another process of this Python imports what this one can."""
     own = [Path(sys.prefix), Path(sys.base_prefix)]
-    found = [PACKAGE_PARENT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    found = [str(Path(__file__).resolve().parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     found += [entry or os.getcwd() for entry in sys.path if not any(Path(entry).is_relative_to(one) for one in own)]
     return os.pathsep.join(dict.fromkeys(entry for entry in found if entry and Path(entry).is_dir()))
 
@@ -317,7 +315,7 @@ def _archiving(java: Path, folder: Path) -> list[str]:
     if not base.exists():
         part = base.with_name(f"{base.name}.{os.getpid()}")
         command = [str(java / "bin" / "java"), "-Xshare:dump", f"-XX:SharedArchiveFile={part}", "-Xlog:disable"]
-        subprocess.run(command, check=True, capture_output=True, timeout=BASE_TIMEOUT_S)
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
         part.replace(base)
     return ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={base}:{archive}"]
 
@@ -326,7 +324,6 @@ def _archiving(java: Path, folder: Path) -> list[str]:
 
 Progress = Callable[[str, int, int], None]
 
-SKETCH_MEMORY = "org.apache.datasketches.memory.internal.ResourceImpl"
 PY4J = "py4j"  # the package, and its logger
 JAVA_TRACE_PATTERN = re.compile(r"\s*(JVM stacktrace:|Driver stacktrace:|\n\tat |SQLSTATE: \w+).*", re.DOTALL)
 PYTHON_ERROR_PATTERN = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception|Rejected|Unknown\w*): .+)$", re.MULTILINE)
@@ -472,6 +469,6 @@ def without_sketch_warning(session: "SparkSession") -> None:
         console, silence = java.lang.System.err, java.io.PrintStream(java.io.OutputStream.nullOutputStream())
         java.lang.System.setErr(silence)
         try:
-            java.lang.Class.forName(SKETCH_MEMORY)
+            java.lang.Class.forName("org.apache.datasketches.memory.internal.ResourceImpl")
         finally:
             java.lang.System.setErr(console)

@@ -48,7 +48,6 @@ MAX_SLICES = 64
 NO_LIMIT = 2**62  # of tasks
 ARCHIVED_TABLES = ("history", "task")
 RESULT_COUNTS = ("tasks", "attempts", "withdrawn", "quarantined", "batches", "resumed", "bytes", "files_compacted")
-VERIFIED_COLUMNS = [*dict.fromkeys([*TASK_KEYS, *QUALITY_COLUMNS])]
 
 
 class Archive(Job):
@@ -124,7 +123,7 @@ class ArchiveRun:
         self._step("export")
         files, horizon = self._export(export, batch)
         self._step("verify")
-        tasks = self.lake.rows("tasks", files, VERIFIED_COLUMNS)
+        tasks = self.lake.rows("tasks", files, {*TASK_KEYS, *QUALITY_COLUMNS})
         attempts = self.lake.rows("attempts", files, ATTEMPT_KEYS)
         good, bad = self._judged(tasks)
         if bad.num_rows:  # a task that stays keeps its attempts

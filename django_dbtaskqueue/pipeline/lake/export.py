@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import psycopg
@@ -32,7 +32,7 @@ from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ARCHIVES, ATTEMPT_KEYS, CREATE_BATCH, OPEN_BATCHES, TASK_KEYS, older
 from django_dbtaskqueue.pipeline.database import Database, Link, Params
 from django_dbtaskqueue.pipeline.lake import PARTITION, ROW_TABLES, DataFile, Lake, conformed, of_each, writing
-from django_dbtaskqueue.pipeline.source import ATTEMPTS, Selection, Slice, arrow_schema, task_attempt_id
+from django_dbtaskqueue.pipeline.source import ATTEMPTS, Selection, Slice, arrow_schema, chunked, task_attempt_id
 from django_dbtaskqueue.pipeline.source.staging import load
 from django_dbtaskqueue.pipeline.spark import Progress, silent
 
@@ -42,12 +42,9 @@ LOCKED_ERRORS = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetecte
 MISSING_TABLE_ERRORS = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, sqlite3.OperationalError)
 # Shorter than PostgreSQL's wait before it looks for a deadlock: then the archive gives way, never an operator.
 SET_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
-SET_WORK_MEMORY = "SET LOCAL work_mem = '128MB'"
 COPY_BATCH_ROWS = 100_000
 REVOKED = "A run was killed before it deleted these tasks: its files were taken out of the lake."
 ARCHIVE_LOCK = "hashtext('dbtaskqueue archive'), hashtext(%(location)s)"
-LOCK_ARCHIVE = f"SELECT pg_try_advisory_lock({ARCHIVE_LOCK})"
-UNLOCK_ARCHIVE = f"SELECT pg_advisory_unlock({ARCHIVE_LOCK})"
 
 
 class TaskFilters(NamedTuple):
@@ -92,7 +89,7 @@ class Batches:
         with database.open() as link, ExitStack() as ends:
             batches, taken = cls(database, link), False
             if link.postgresql:
-                taken = batches._run(LOCK_ARCHIVE, location=database.location)[0][0]
+                taken = batches._run(f"SELECT pg_try_advisory_lock({ARCHIVE_LOCK})", location=database.location)[0][0]
             else:
                 file = ends.enter_context(open(f"{os.path.realpath(database.conninfo['dbname'])}-archive", "a"))
                 with suppress(BlockingIOError):
@@ -105,7 +102,7 @@ class Batches:
             finally:
                 if link.postgresql:
                     with suppress(psycopg.Error):  # the connection's end lets go, too, but a moment after its close
-                        batches._run(UNLOCK_ARCHIVE, location=database.location)
+                        batches._run(f"SELECT pg_advisory_unlock({ARCHIVE_LOCK})", location=database.location)
 
     def unfinished(self) -> list[tuple[Any, ...]]:
         """Return (token, location, lake) of the batches that were frozen and not ended, the oldest first."""
@@ -186,7 +183,7 @@ class Batches:
 
     def _delete(self, batch: ExportedBatch, keys: pa.Table, attempts: pa.Table) -> Deleted:
         if self.link.postgresql:
-            self._run(SET_WORK_MEMORY)
+            self._run("SET LOCAL work_mem = '128MB'")
         for name, statement in (sql := self.of[batch.source]).temporary.items():
             if not self.link.postgresql:  # they live as long as the connection
                 self._run(f"DROP TABLE IF EXISTS temp.{name}")
@@ -224,7 +221,6 @@ class Batches:
 
 # -- export ------------------------------------------------------------------------------------------------------------
 
-Item = TypeVar("Item")
 FileWriter = Callable[[Iterable[pa.RecordBatch]], Iterable[DataFile]]
 WRITTEN_FILES = "table string, path string, rows long, bytes long"  # a Spark task's answer
 MAX_TABLE_BYTES = 128 * 2**20  # of rows that a task holds at once
@@ -340,18 +336,6 @@ def lake_tasks(rows: pa.Table, location: str) -> pa.Table:
     ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
     day = pc.floor_temporal(ended, unit="day").cast(pa.timestamp("us")).cast(pa.date32())
     return conformed(rows.append_column(PARTITION, day), "tasks")
-
-
-def chunked(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """Yield the items in lists: one ends with the item whose size takes it over ``most``."""
-    chunk: list[Item] = []
-    for one in items:
-        chunk.append(one)
-        if sum(map(size, chunk)) > most:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def bounded_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -25,7 +25,7 @@ from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database, statement_errors
 from django_dbtaskqueue.pipeline.lake import LAKE_SUMMARIES, PARTITION, DataFile, Lake, export, one_state, read_files
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.source import arrow_schema, few_tasks, read_tasks, schema_of
+from django_dbtaskqueue.pipeline.source import arrow_schema, chunked, few_tasks, read_tasks, schema_of
 from django_dbtaskqueue.pipeline.spark import Cached
 
 Figures = dict[str, Any]
@@ -394,7 +394,7 @@ class KeptDays:
                 return
             self.lake.prepare(export.SUMMARY_TABLE)
             sizes = {day: sum(one.bytes for one in files) for day, files in missing.items()}
-            chunks = [*export.chunked(sorted(missing), sizes.__getitem__, MAX_CHUNK_BYTES)]
+            chunks = [*chunked(sorted(missing), sizes.__getitem__, MAX_CHUNK_BYTES)]
             for done, days in enumerate(chunks):
                 self.context.progress("summing up days", done, len(chunks))
                 self._keep({day: missing[day] for day in days}, keys)

@@ -30,7 +30,6 @@ CHART_STEPS = (
     *(timedelta(hours=one) for one in (1, 2, 4, 8, 24, 48, 168, 672, 8760)),
 )
 FINE_STEPS_S = (1, 60)  # of charts of a short span
-MAX_DECIMALS = 6
 
 
 class Report(reports.ReportJob):
@@ -198,7 +197,7 @@ def over_time(
     busiest = levels.groupby("queue")["ended"].sum().nlargest(MAX_CHART_QUEUES).index
 
     def lines(values: pd.DataFrame) -> reports.Rows:
-        shown = values.reindex(index=steps, columns=busiest).astype(float).round(MAX_DECIMALS).dropna(axis=1, how="all")
+        shown = values.reindex(index=steps, columns=busiest).astype(float).round(6).dropna(axis=1, how="all")
         return [
             {"name": queue, "values": [None if math.isnan(one) else one for one in shown[queue]]} for queue in shown
         ]

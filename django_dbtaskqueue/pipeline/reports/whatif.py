@@ -27,7 +27,6 @@ __all__ = ["WhatIf"]
 REPLAY_COLUMNS = (*T.TIMED_COLUMNS, "priority")
 WAIT_QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 PERCENT_STEPS = tuple(step / 100 for step in range(101))
-PRINTED_WAITS = ("p50", "p95", "p99", "max")
 WAIT_CHART_STEPS = 120
 
 BackOff = Callable[[int], timedelta | None]
@@ -161,7 +160,7 @@ class WhatIf(reports.ReportJob):
     def details(self, result: reports.Row) -> Iterable[str]:
         return (
             f"  wait {name}: {seconds(result['now'][name])} now, {seconds(result['then'][name])} then"
-            for name in PRINTED_WAITS
+            for name in ("p50", "p95", "p99", "max")
         )
 
 

@@ -5,12 +5,12 @@ A password is never an option, because plans and logs show options. `register` p
 
 import json
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -39,6 +39,7 @@ FILTER_SETTING = "spark.sql.python.filterPushdown.enabled"  # without it Spark r
 TimeRange = tuple[datetime | None, datetime | None]
 Value = bool | int | str | datetime | list[str]
 Condition = tuple[str, str, Value]  # column, operator, value
+Item = TypeVar("Item")
 SOURCE_OPTIONS = (
     "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once", "name",
     "max_attempts", "priority", "path", "checkpointlocation", "queryname",
@@ -367,6 +368,19 @@ def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
+def chunked(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """Yield the items in lists: one ends with the item whose size takes it over ``most``."""
+    chunk, total = list[Item](), 0
+    for one in items:
+        chunk.append(one)
+        total += size(one)
+        if total > most:
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk
+
+
 def task_attempt_id() -> int:
     """Return a number that no other attempt of a Spark task of this session has."""
     context = TaskContext.get()
@@ -460,9 +474,7 @@ SUMMARIES = _struct(
         "arrived", "ended", "completed", "errors", "poisoned", "good", "attempts", "retried", "retries", "run_seconds",
         "useful_seconds", "runs", "tasks_ended", "attempts_failed", "failed_attempts", "wasted",
     ), "bigint"),
-    **dict.fromkeys((
-        "run_squares", "wait_p50", "wait_p95", "wait_p99", "run_p50", "run_p95", "run_p99",
-    ), "float8"),
+    **dict.fromkeys(("run_squares", "wait_p50", "wait_p95", "wait_p99", "run_p50", "run_p95", "run_p99"), "float8"),
     wait="bytea", run="bytea", message="text", tag="text", reference="text", example="text", first="timestamptz",
     last="timestamptz",
 )  # fmt: skip

@@ -32,7 +32,7 @@ from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, reader
-from django_dbtaskqueue.pipeline.source import kept_type, staging, write_tasks
+from django_dbtaskqueue.pipeline.source import chunked, kept_type, staging, write_tasks
 from django_dbtaskqueue.pipeline.source.staging import PREVIEW_CHARS, ROW, as_json, in_json
 
 __all__ = ["Enqueue"]
@@ -64,6 +64,7 @@ FORMAT_ENDINGS = {**{name: name for name in FORMATS}, "jsonl": "json", "ndjson":
 FAULT = pa.struct([(name, pa.string()) for name in ("column", "value", "reason")])
 ROW_TYPE = pa.struct([("file", pa.string()), ("line", pa.int64()), ("text", pa.string()), ("fault", FAULT)])
 BATCH_ROWS, BATCH_CHARS = 10_000, 16 * 2**20
+MIN_ROW_CHARS = BATCH_CHARS // BATCH_ROWS
 HIDDEN = re.compile(r"(^|/)(\.|_[^/=]*(/|$))")  # as Spark hides folders and files
 READ_ERRORS = (OSError, TypeError, LookupError, StopIteration, UnicodeError, csv.Error, pa.ArrowException)
 NOT_DECODED = "is not in {}. Give its encoding, as in --option encoding=latin-1"
@@ -239,9 +240,9 @@ def picked(keys: Sequence[str], *, alone: bool = False) -> Column:
     """Return these keys of the rows of files as they are: an object, or ``alone`` the only value, or its text."""
 
     def pick(line: str | None) -> str | None:
-        found = {key: line and json.loads(line).get(key) for key in keys}
-        value = found[keys[0]] if alone else found
-        return value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
+        row = json.loads(line or "{}")
+        value = row.get(keys[0]) if alone else {key: row.get(key) for key in keys}
+        return value if isinstance(value, str | None) else line and json.dumps(value, ensure_ascii=False)
 
     return F.udf(pick, types.StringType(), useArrow=False)(f"{ROW}.text")
 
@@ -413,14 +414,8 @@ class Files:
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for name in (self.names[number] for batch in numbers for number in batch.column(0).to_pylist()):
-            some: list[dict[str, object]] = []
-            size = 0
-            for row in chain(self.rows(name), [{}]):
-                if some and (not row or len(some) == BATCH_ROWS or size > BATCH_CHARS):
-                    yield pa.RecordBatch.from_arrays([pa.array(some, ROW_TYPE)], [ROW])
-                    some, size = [], 0
-                some.append(row)
-                size += len(str(row.get("text")))
+            for some in chunked(self.rows(name), lambda row: max(len(str(row["text"])), MIN_ROW_CHARS), BATCH_CHARS):
+                yield pa.RecordBatch.from_arrays([pa.array(some, ROW_TYPE)], [ROW])
 
     def rows(self, name: str) -> Iterator[dict[str, object]]:
         for line, text, said, reason in self._lines(name):

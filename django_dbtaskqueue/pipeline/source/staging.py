@@ -59,11 +59,10 @@ BOUNDS: dict[str, tuple[object, object, str]] = {
     "run_at": (datetime(2, 1, 1, tzinfo=UTC), datetime(9000, 12, 31, tzinfo=UTC), "a time of the years 2 to 9000"),
 }
 DURATION_REMEDY = "make_dt_interval(secs=col), or lit(timedelta(minutes=5))"
-NESTED = (types.StructType, types.ArrayType, types.MapType)
 # Column -> (the types it may have, how to make one)
 ACCEPTED: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
     **dict.fromkeys(STAGED_TEXTS, ((types.StringType,), 'col.cast("string")')),
-    **dict.fromkeys(JSONS, ((types.StringType, *NESTED), "to_json(col)")),
+    **dict.fromkeys(JSONS, ((types.StringType, types.StructType, types.ArrayType, types.MapType), "to_json(col)")),
     **dict.fromkeys(STAGED_DURATIONS, ((types.DayTimeIntervalType,), DURATION_REMEDY)),
     **dict.fromkeys(WHOLE, ((types.ByteType, types.ShortType, types.IntegerType, types.LongType), 'col.cast("int")')),
     "run_at": ((types.TimestampType,), 'col.cast("timestamp")'),
