@@ -27,7 +27,7 @@ from tests.poller.processes import polling
 from tests.support import until
 
 QUEUE = "traced"
-inside = pytest.mark.django_db
+pytestmark = pytest.mark.django_db
 
 
 class Site:
@@ -106,7 +106,6 @@ def test_one_trace_from_a_view_through_a_failing_attempt_to_the_retry(site: Site
         assert expected.items() <= dict(span.attributes or {}).items()
 
 
-@inside
 def test_metrics_by_the_messaging_conventions(site: Site) -> None:
     processor(QUEUE)(lambda task: None)
     enqueue(QUEUE, "a")
@@ -123,7 +122,6 @@ def test_metrics_by_the_messaging_conventions(site: Site) -> None:
     assert processed.attributes["messaging.destination.name"] == QUEUE
 
 
-@inside
 def test_many_tasks_are_one_producer_span_and_instrumenting_twice_is_once(site: Site) -> None:
     instrument(site.traces, site.meters)
     enqueue_many(QUEUE, [("a", None), ("b", None)])
@@ -133,7 +131,6 @@ def test_many_tasks_are_one_producer_span_and_instrumenting_twice_is_once(site: 
     assert trace.get_current_span() is trace.INVALID_SPAN
 
 
-@inside
 def test_what_a_processor_enqueues_is_a_child_of_its_attempt(site: Site) -> None:
     @processor(QUEUE)
     def process(task: Lease) -> None:
@@ -148,7 +145,6 @@ def test_what_a_processor_enqueues_is_a_child_of_its_attempt(site: Site) -> None
     assert Task.objects.get(reference="child").context["user"] == "ada"
 
 
-@inside
 def test_a_task_that_nobody_traced_begins_a_trace(site: Site) -> None:
     processor(QUEUE)(lambda task: dict(task.context))
     uninstrument()

@@ -3,16 +3,16 @@
 from datetime import timedelta
 from typing import Any
 
-import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue, registry
+from django_dbtaskqueue import Fixed, QueueFull, UnknownQueue, enqueue, queue, registry
 from django_dbtaskqueue.conf.overrides import ROW_CACHE_S, overridden_settings
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
+from tests.operations.site import refused
 from tests.pull.conftest import HOUR, SECOND, row, taken, waiters
 from tests.support import PATIENCE, actors, minute_counts, taken_back, until
 
@@ -26,8 +26,7 @@ def test_a_queue_made_at_runtime_has_its_settings(process_database: ProcessDatab
     assert task.max_attempts == 2 and task.expire_time == task.next_process_time + HOUR
     sites.put()
     sites.put()
-    with pytest.raises(QueueFull):
-        enqueue("sites")
+    refused(None, enqueue, "sites", error=QueueFull)
     lease = sites.take()
     assert timedelta(seconds=85) < lease.lease_until - lease.start_time < timedelta(seconds=95)
     lease.fail("once")
@@ -39,12 +38,10 @@ def test_a_queue_made_at_runtime_has_its_settings(process_database: ProcessDatab
 
 def test_a_second_create_is_an_error_unless_it_may_exist(mail: QueueHandle) -> None:
     queue("sites").create(max_attempts=2)
-    with pytest.raises(TaskQueueError, match="if_not_exists=True"):
-        queue("sites").create(max_attempts=3)
+    refused("if_not_exists=True", queue("sites").create, max_attempts=3)
     queue("sites").create(max_attempts=3, if_not_exists=True)
     assert overridden_settings("sites", "default").max_attempts == 2
-    with pytest.raises(TaskQueueError, match="there is a queue 'mail'"):
-        mail.create()
+    refused("there is a queue 'mail'", mail.create)
     mail.create(if_not_exists=True)
     mail.put()
     assert mail.drop() == 1
@@ -61,14 +58,12 @@ BAD: dict[str, dict[str, Any]] = {
 
 def test_a_bad_setting_is_an_error_and_no_queue_nor_is_one_that_is_rolled_back(mail: QueueHandle) -> None:
     for message, given in BAD.items():
-        with pytest.raises(ImproperlyConfigured, match=message):
-            queue("sites").create(**given)
+        refused(message, queue("sites").create, **given, error=ImproperlyConfigured)
     with taken_back():
         queue("sites").create()
         queue("sites").put()
     assert not Queue.objects.exists() and not Task.objects.exists()
-    with pytest.raises(UnknownQueue):
-        queue("sites").put()
+    refused(None, queue("sites").put, error=UnknownQueue)
 
 
 def test_drop_takes_tasks_row_and_counters(process_database: ProcessDatabase) -> None:
@@ -81,33 +76,27 @@ def test_drop_takes_tasks_row_and_counters(process_database: ProcessDatabase) ->
     assert not Task.objects.exists() and not Queue.objects.exists() and not minute_counts("call").exists()
     assert sum(minute_counts("deletion").filter(queue="sites").values_list("count", flat=True)) == 4
     for verb in (sites.put, sites.take, sites.drop, sites.statistics, sites.truncate):
-        with pytest.raises(UnknownQueue):
-            verb()
+        refused(None, verb, error=UnknownQueue)
     # And made anew it starts from nothing, but for the ids
     sites.create()
     assert sites.statistics().by_call == {}
     assert sites.put().pk > first
 
 
-def test_drop_is_refused_while_a_lease_lives(process_database: ProcessDatabase) -> None:
+def test_drop_is_refused_while_a_lease_lives_or_somebody_waits(process_database: ProcessDatabase) -> None:
     sites = queue("sites").create()
     task = taken(sites)
-    with pytest.raises(TaskQueueError, match=r"1 tasks are being processed.*release_all\(\)"):
-        sites.drop()
+    refused(r"1 tasks are being processed.*release_all\(\)", sites.drop)
     assert Task.objects.count() == 1 and Queue.objects.exists()
     sites.ack(task)
     taken(sites)
     age(HOUR)  # that lease is over
     assert sites.drop() == 2
-
-
-def test_drop_is_refused_while_somebody_waits(process_database: ProcessDatabase) -> None:
-    sites = queue("sites").create()
+    sites.create()
     with actors(1) as (actor,):
         future = actor.do(sites.take, timedelta(seconds=PATIENCE))
         until(lambda: waiters("sites") == 1)
-        with pytest.raises(TaskQueueError, match=r"1 threads are waiting in take\(\)"):
-            sites.drop()
+        refused(r"1 threads are waiting in take\(\)", sites.drop)
         sites.put()
         sites.ack(future.result(PATIENCE))  # type: ignore[arg-type]
     assert sites.drop() == 1

@@ -13,11 +13,12 @@ from django.db import transaction
 
 from django_dbtaskqueue import Complete, Poison, enqueue, queue
 from django_dbtaskqueue.core.context import wake_listeners
-from django_dbtaskqueue.core.exceptions import TaskFailed, TaskGone, TaskQueueError
+from django_dbtaskqueue.core.exceptions import TaskFailed, TaskGone
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pull import blocking
 from tests.conftest import ProcessDatabase
 from tests.flow.conftest import alias as alias
+from tests.operations.site import refused
 from tests.poller.processes import runtaskpoller
 from tests.pull.conftest import Configure
 from tests.support import PATIENCE, Actor, actors, taken_back, until
@@ -85,15 +86,13 @@ def test_a_task_that_was_rolled_back_is_not_the_next_one_with_its_id(alias: str)
     other = enqueue("mail", using=alias)
     Task.objects.using(alias).update(create_time=task.create_time + timedelta(seconds=1))
     end(other, Complete("of another"))
-    with pytest.raises(TaskGone):
-        task.wait(0)
+    refused(None, task.wait, 0, error=TaskGone)
 
 
 @pytest.mark.parametrize("wait", [Task.wait, async_to_sync(Task.await_result)], ids=["sync", "async"])
 def test_a_timeout_leaves_the_task_alone(alias: str, wait: Any) -> None:
     task = enqueue("mail", using=alias)
-    with pytest.raises(TimeoutError, match=r"has not ended in time\. It goes on"):
-        wait(task, MOMENT)
+    refused(r"has not ended in time\. It goes on", wait, task, MOMENT, error=TimeoutError)
     end(task, Complete("done"))
     assert task.wait() == "done"
 
@@ -101,8 +100,7 @@ def test_a_timeout_leaves_the_task_alone(alias: str, wait: Any) -> None:
 def test_inside_a_transaction_it_would_never_end(alias: str) -> None:
     with transaction.atomic(using=alias):
         task = enqueue("mail", using=alias)
-        with pytest.raises(TaskQueueError, match=r"inside a transaction would never end.*Wait after the transaction"):
-            task.wait(PATIENCE)
+        refused(r"inside a transaction would never end.*Wait after the transaction", task.wait, PATIENCE)
     end(task, Complete())
     with transaction.atomic(using=alias):
         assert task.wait(0) is None
@@ -121,15 +119,13 @@ def test_a_locked_row_does_not_hold_the_waiter(actor: Actor) -> None:
     task = enqueue("mail")
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=task.pk)
-        with pytest.raises(TimeoutError):
-            actor.do(task.wait, MOMENT).result(PATIENCE)
+        refused(None, actor.do(task.wait, MOMENT).result, PATIENCE, error=TimeoutError)
 
 
 def test_no_more_wait_than_the_limit(alias: str, actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocking, "MAX_WAITERS", 1)
     task, future = waited_for(alias, actor)
-    with pytest.raises(TaskQueueError, match="1 threads and coroutines of this process wait"):
-        task.wait(PATIENCE)
+    refused("1 threads and coroutines of this process wait", task.wait, PATIENCE)
     end(task, Complete(1))
     assert future.result(PATIENCE) == 1
 
