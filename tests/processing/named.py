@@ -67,8 +67,6 @@ def with_process(call: Call) -> Call:
 
 
 with_process.changes_outcome = True  # type: ignore[attr-defined]
-
-
 HOOKS = [name for name in vars(signals.Listener) if not name.startswith("_")]
 LIFE = ["checked_out", "started", "executed", "finished"]
 

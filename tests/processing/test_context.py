@@ -131,13 +131,6 @@ def test_a_batch_call_has_no_context_of_its_own(site: Site) -> None:
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_a_trace_context_travels_where_opentelemetry_is_not_in_use(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
-    processor(QUEUE)(deep_inside)
-    site.drained(context={"traceparent": PARENT})
-    assert site.values("result") == [{"traceparent": PARENT}]
-
-
 def test_the_active_span_is_the_parent_of_spans_in_the_processor(site: Site) -> None:
     trace = pytest.importorskip("opentelemetry.trace", reason="needs the extra otel")
 
@@ -158,9 +151,12 @@ def test_the_active_span_is_the_parent_of_spans_in_the_processor(site: Site) -> 
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-def test_a_trace_context_that_is_none_is_handed_on_and_not_followed(site: Site) -> None:
+@pytest.mark.parametrize("in_use", [True, False])
+def test_a_trace_context_is_handed_on_where_it_is_not_followed(site: Site, in_use: bool, monkeypatch: Any) -> None:
+    if not in_use:
+        monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
     processor(QUEUE)(deep_inside)
-    contexts = [{"traceparent": value} for value in ("00-zz", "", 5, None, "00-0-0-0")]
+    contexts = [{"traceparent": value} for value in (PARENT, "00-zz", "", 5, None, "00-0-0-0")]
     for given in contexts:
         site.enqueue(context=given)
     site.drain()

@@ -26,7 +26,7 @@ from django_dbtaskqueue.poller.executors import Job
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor, portable
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
-from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.conftest import REPOSITORY
 from tests.poller.processes import Held
 from tests.processing import named
 from tests.processing.conftest import QUEUE, SOON, Letter, Site, both, on_real_connections
@@ -76,9 +76,7 @@ def test_calls_run_there_and_are_settled_here(site: Site, pool: ThreadPoolExecut
     assert all(result.startswith("mine") for result in site.values("result")) and len(site.booked()) == 5
 
 
-def test_it_is_given_no_more_than_it_has_slots_and_the_line_keeps_the_rest(
-    site: Site, pool: ThreadPoolExecutor, held: Held
-) -> None:
+def test_it_is_given_no_more_than_it_has_slots_and_the_line_keeps_the_rest(site: Site, pool: Any, held: Held) -> None:
     """Its slots are shared by the processors that name it."""
     processor(QUEUE, executor=pool)(held)
     processor(QUEUE, executor=pool, payload=Letter)(held)
@@ -218,15 +216,6 @@ def test_a_checkout_under_way_at_a_stop_delays_what_is_given_back_and_no_outcome
     assert (site.task(second).status, site.task(second).attempt) == ("CREATED", 0)
 
 
-@pytest.fixture
-def processes(process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    for name, value in process_database.env.items():
-        monkeypatch.setenv(name, value)
-    processor(QUEUE, executor="tests.processing.named.two_processes", max_attempts=1)(named.where)
-    yield Site("default")
-    connections.close_all()
-
-
 @pytest.mark.django_db
 def test_another_process_gets_the_row_of_a_task_and_not_the_pool(site: Site, pool: ThreadPoolExecutor) -> None:
     site.enqueue({"n": 1}, context={"request": "4711"})
@@ -249,25 +238,26 @@ def test_children_use_the_databases_and_the_middleware_of_a_test(site: Site, set
 
 
 @pytest.mark.slow
-def test_calls_in_other_processes(processes: Site) -> None:
-    well = processes.enqueue({"n": 1}, context={"request": "4711"})
-    ill = processes.enqueue({"do": "raise"})
-    processes.run()
-    result = processes.task(well).result
+def test_calls_in_other_processes_and_after_one_died(site: Site, process_database: Any, monkeypatch: Any) -> None:
+    for name, value in process_database.env.items():
+        monkeypatch.setenv(name, value)
+    processor(QUEUE, executor="tests.processing.named.two_processes", max_attempts=1)(named.where)
+    well = site.enqueue({"n": 1}, context={"request": "4711"})
+    ill = site.enqueue({"do": "raise"})
+    site.run()
+    result = site.task(well).result
     assert result["pid"] != os.getpid()
     assert (result["payload"], result["context"]) == ({"n": 1}, {"request": "4711"})
-    (attempt,) = processes.attempts(ill)
+    (attempt,) = site.attempts(ill)
     assert attempt.message.startswith("asked to fail elsewhere")
     assert "in where" in attempt.traceback  # of the place where it happened
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_fails_the_attempt_and_the_next_one_finds_new_processes(processes: Site) -> None:
-    deadly = processes.enqueue({"do": "die"})
-    with processes.poller():
-        processes.until(deadly, "ERROR")
-        processes.until(processes.enqueue({"n": 2}))
-    assert "BrokenProcessPool" in processes.attempts(deadly)[0].error_type
+    # A process that dies fails its attempt, and the next task finds a new one
+    deadly = site.enqueue({"do": "die"})
+    with site.poller():
+        site.until(deadly, "ERROR")
+        site.until(site.enqueue({"n": 2}))
+    assert "BrokenProcessPool" in site.attempts(deadly)[0].error_type
+    connections.close_all()
 
 
 NO_EXECUTORS = [

@@ -15,6 +15,7 @@ from django_dbtaskqueue import LeaseLost, PayloadError, processor, signals
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.poller.loop import Poller
+from tests.operations.site import refused
 from tests.processing.conftest import QUEUE, SOON, Crate, Site, both, on_real_connections
 from tests.processing.named import LIFE, Diary, Told, listening, two_threads
 from tests.support import PATIENCE, sql, until
@@ -38,9 +39,7 @@ async def on_the_loop(task: Lease) -> str:
 
 @both
 @pytest.mark.parametrize(("function", "options"), [(on_thread, {}), (on_the_loop, {}), (on_thread, {"mode": "atomic"})])
-def test_the_life_of_a_task_and_what_is_stored_when_it_is_told(
-    site: Site, diary: Diary, function: Any, options: dict[str, Any]
-) -> None:
+def test_the_life_of_a_task_and_what_is_stored_when_told(site: Site, diary: Diary, function: Any, options: Any) -> None:
     processor(QUEUE, **options)(function)
     site.ran(reference="a")
     before = [("checked_out", "PROCESSING"), ("started", "PROCESSING")]
@@ -220,14 +219,12 @@ def test_what_is_no_listener_is_an_error_of_the_system_check_and_of_a_start(sett
         (error,) = checks.run_checks(tags=["dbtaskqueue"])
         assert error.id == "dbtaskqueue.E006" and path in error.msg
         poller = Poller({})
-        with pytest.raises(ImproperlyConfigured, match="LISTENERS"):
-            poller.start()
+        refused("LISTENERS", poller.start, error=ImproperlyConfigured)
         poller.close()
     settings.DBTASKQUEUE = {"LISTENERS": "tests.processing.named.Diary"}
     (error,) = checks.run_checks(tags=["dbtaskqueue"])
     assert error.id == "dbtaskqueue.E001" and "is not valid: a list of dotted paths" in error.msg
-    with pytest.raises(TypeError, match="Give an object of a subclass"):
-        signals.register(Diary)  # type: ignore[arg-type]
+    refused("Give an object of a subclass", signals.register, Diary, error=TypeError)
 
 
 def test_signals_of_the_same_facts(site: Site) -> None:

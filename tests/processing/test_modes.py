@@ -13,19 +13,9 @@ from asgiref.sync import sync_to_async
 from django.core import checks
 from django.db import DatabaseError, connections, transaction
 
-from django_dbtaskqueue import (
-    Complete,
-    Fail,
-    LeaseLost,
-    Poison,
-    Reenqueue,
-    enqueue,
-    enqueue_many,
-    processor,
-    registry,
-    signal,
-)
+from django_dbtaskqueue import LeaseLost, enqueue, enqueue_many, processor, registry, signal
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Complete, Fail, Poison, Reenqueue
 from tests.poller.processes import Held, cut_connections
 from tests.processing.conftest import QUEUE, SOON, Crate, Site, both, on_real_connections
 from tests.support import PATIENCE, actors, backend_pid, sql, until
@@ -88,9 +78,7 @@ def test_atomic_a_returned_outcome_commits_with_the_writes_and_one_without_due_t
         (lambda own: enqueue(QUEUE, "own", 2, using=own.db, on_duplicate="replace_running"), ["COMPLETED"]),
     ],
 )
-def test_atomic_a_processor_that_ends_its_own_task_commits_that_with_its_writes(
-    site: Site, end: Any, left: Any
-) -> None:
+def test_atomic_a_processor_that_ends_its_own_task_commits_its_writes(site: Site, end: Any, left: Any) -> None:
     @processor(QUEUE, mode="atomic")
     def work(task: Lease) -> None:
         site.book(str(task.payload))

@@ -22,8 +22,6 @@ from tests.support import Unprintable
 from tests.testapp.models import Booking
 
 pytestmark = on_real_connections
-
-
 WRONG: list[tuple[Any, Any, dict[str, Any]]] = [
     *((Fail, error, {}) for error in (5, None, b"\xff", ValueError)),
     *((Fail, "no", options) for options in ({"delay": 5}, {"delay": timedelta(-1)}, {"retry": 2})),

@@ -1,12 +1,12 @@
 """Handlers by payload type on one queue, each with its parallelism, added and removed while a poller runs."""
 
-import asyncio
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, get_type_hints
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import PayloadError, enqueue_many, processor, registry
@@ -47,10 +47,6 @@ class Meter:
         with self._lock:
             self.running -= 1
 
-    async def wait(self, task: Any) -> None:
-        """The same on an event loop."""
-        await asyncio.to_thread(self, task)
-
 
 def test_each_type_goes_to_its_handler(site: Site) -> None:
     async def crate(task: Lease) -> str:
@@ -68,7 +64,8 @@ def test_each_type_goes_to_its_handler(site: Site) -> None:
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_full_type_keeps_nobody_from_his_turn(site: Site, is_async: bool) -> None:
     crates = Meter(is_open=False)
-    processor(QUEUE, payload=Crate, concurrency=2)(crates.wait if is_async else crates)
+    handler = sync_to_async(crates, thread_sensitive=False) if is_async else crates
+    processor(QUEUE, payload=Crate, concurrency=2)(handler)
     processor(QUEUE, payload=Letter)(lambda task: None)
     enqueue_many(QUEUE, [Crate(1)] * 30, using=site.alias)
     enqueue_many(QUEUE, [Letter("a")] * 20, using=site.alias)

@@ -13,6 +13,7 @@ from django_dbtaskqueue import Fixed, LeaseLost, StepChanged, enqueue_many, proc
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Step
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
+from tests.operations.site import refused
 from tests.processing.conftest import QUEUE, Site, both
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -90,8 +91,7 @@ def test_a_holder_whose_lease_is_gone_writes_nothing(site: Site) -> None:
             task.step("reserve", site.book, "seat 2")
             return
         site.tasks(pk=task.id).release_all()
-        with pytest.raises(LeaseLost):
-            task.step("reserve", site.book, "seat 1")
+        refused(None, task.step, "reserve", site.book, "seat 1", error=LeaseLost)
 
     site.enqueue()
     report = site.drain()
@@ -230,8 +230,7 @@ def test_the_pull_api_takes_steps_and_cannot_sleep(site: Site) -> None:
     task = handle.take()
     booking = task.step("reserve", site.book, "seat")
     for suspend in (lambda: task.sleep(timedelta(days=1)), lambda: task.wait_for("paid")):
-        with pytest.raises(Exception, match="no processor is called with this task here"):
-            suspend()
+        refused("no processor is called with this task here", suspend, error=Exception)
     task.reenqueue(timedelta(0))
     again = handle.take()
     assert again is not None and again.step("reserve", site.book, "another") == booking
