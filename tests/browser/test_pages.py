@@ -13,8 +13,6 @@ from tests.browser.conftest import Site, expect
 from tests.support import sql
 
 pytestmark = pytest.mark.usefixtures("long_heartbeat")  # the scene's pollers are rows only
-
-
 LISTS = ("overview", "poisontask", "poller", "auditentry", "taskhistory", "attempt", "doctor")
 WIDE = """[...document.querySelectorAll(".dbtq-scroll:not(#dbtq-graph), .table-container, html")]
     .filter((one) => one.scrollWidth > one.clientWidth).map((one) => `${one.className} is ${one.scrollWidth} wide`)"""

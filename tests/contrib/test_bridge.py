@@ -272,9 +272,7 @@ def answered(handler: Any, status: int, body: bytes, headers: dict[str, str]) ->
     handler.wfile.write(body)
 
 
-def test_a_name_is_looked_up_once_and_no_redirect_is_followed(
-    outbox: Callable[..., Any], answering: Answering, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_looked_up_once_and_no_redirect_followed(outbox: Any, answering: Answering, monkeypatch: Any) -> None:
     other, others = answering(lambda handler: answered(handler, 200, b"{}", {}))
     url, paths = answering(lambda handler: answered(handler, 302, b"", {"Location": other}))
     lookups = iter([[(0, 0, 0, "", ("127.0.0.1", 443))]])

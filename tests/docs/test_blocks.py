@@ -87,9 +87,7 @@ WRONG_BLOCKS = [
 ]
 
 
-def test_wrong_blocks_fail(
-    tmp_path: Path, postgres_process_database: ProcessDatabase, settings: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_blocks_fail(tmp_path: Path, postgres_process_database: Any, settings: Any, capsys: Any) -> None:
     page = tmp_path / "page.md"
     for block, told in WRONG_BLOCKS:
         page.write_text(f"# A page\n\n{block}\n")

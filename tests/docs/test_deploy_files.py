@@ -27,6 +27,7 @@ from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
 from tests.docs.test_reference import DOCS, page
 from tests.locations.test_roles import roles  # noqa: F401 -- a fixture
+from tests.operations.site import refused
 from tests.poller.processes import runtaskpoller
 from tests.poller.test_probe_port import status
 from tests.support import sql, until
@@ -51,17 +52,13 @@ def service() -> configparser.SectionProxy:
     return unit["Service"]
 
 
-def commands() -> dict[str, list[str]]:
+def options(name: str) -> list[str]:
     dockerfile = re.findall(r"^CMD (.*)$", DOCKERFILE.read_text(), re.MULTILINE)
-    return {
+    words = {
         "systemd": shlex.split(service()["ExecStart"]), "docker": json.loads(dockerfile[0]),
         "compose": COMPOSE["services"]["poller"]["command"], "kubernetes": CONTAINER["command"] + CONTAINER["args"],
         "procfile": shlex.split(yaml.safe_load(PROCFILE.read_text())["poller"]),
-    }  # fmt: skip
-
-
-def options(name: str) -> list[str]:
-    words = commands()[name]
+    }[name]  # fmt: skip
     return words[words.index("runtaskpoller") + 1 :]
 
 
@@ -129,8 +126,7 @@ def test_the_compose_file_is_as_its_specification_says() -> None:
     jsonschema.validate(COMPOSE, schema)
     services = COMPOSE["services"]
     wrong = {**COMPOSE, "services": {**services, "poller": {**services["poller"], "stop_grace": "40s"}}}
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(wrong, schema)
+    refused(None, jsonschema.validate, wrong, schema, error=jsonschema.ValidationError)
     waited = [pair for one in services.values() for pair in one.get("depends_on", {}).items()]
     healthy = {name for name, wanted in waited if wanted["condition"] == "service_healthy"}
     assert [name for name in healthy if "healthcheck" not in services[name]] == [], "no health check to wait for"
@@ -142,8 +138,7 @@ def test_kubernetes_knows_each_field(manifest: dict[str, Any]) -> None:
     version = validator.latest_version()
     validator.validate(manifest, version, strict=True)
     wrong = {**manifest, "spec": {**manifest["spec"], "gracePeriod": 75}}
-    with pytest.raises(validator.ValidationError):
-        validator.validate(wrong, version, strict=True)
+    refused(None, validator.validate, wrong, version, strict=True, error=validator.ValidationError)
 
 
 def test_the_probes_and_labels_of_the_manifest_fit() -> None:

@@ -50,11 +50,6 @@ def test_one_record_in_full() -> None:
     )  # fmt: skip
 
 
-@pytest.fixture
-def january(monkeypatch: pytest.MonkeyPatch) -> int:
-    return shorten_year(monkeypatch)
-
-
 def shorten_year(patch: pytest.MonkeyPatch) -> int:
     """Let the year end after so many flights: a whole one takes a second to read."""
     with data._flight_rows() as rows:
@@ -63,17 +58,19 @@ def shorten_year(patch: pytest.MonkeyPatch) -> int:
     return len(first)
 
 
-def test_a_sample_has_the_size_asked_for_or_all_there_is_and_is_always_the_same(january: int) -> None:
+def test_a_sample_has_the_size_asked_for_or_all_there_is_and_is_always_the_same(monkeypatch: Any) -> None:
+    number = shorten_year(monkeypatch)
     for size in (1, 2_000):
         first, second = data.sample(size, others=7), data.sample(size, others=7)
         assert first == second
         assert len({flight.reference for flight in first.flights}) == size
         assert len(first.others) == 7 and not set(first.flights) & set(first.others)
     everything = data.sample(1_000_000, others=5)
-    assert (len(everything.flights), everything.others) == (january, [])
+    assert (len(everything.flights), everything.others) == (number, [])
 
 
-def test_a_small_sample_has_every_kind_of_gap(january: int) -> None:
+def test_a_small_sample_has_every_kind_of_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_year(monkeypatch)
     register = {tail for tail, _, _ in data.planes()}
     some = data.sample(20).flights
     kinds = {(one.departure_delay is None, one.arrival_delay is None, one.tail_number in register) for one in some}

@@ -22,8 +22,6 @@ from tests.forks import Fork, Program, Started, killed, program
 from tests.support import PATIENCE, sql, until
 
 SELDOM = {"poll_interval": "1h", "idle_interval": "1h", "lease": "20h"}  # settings by which only an event is in time
-
-
 Start = Callable[..., AbstractContextManager[Program]]
 
 

@@ -39,12 +39,6 @@ def lost() -> Iterator[list[int]]:
     signals.lease_lost.disconnect(note)
 
 
-@pytest.fixture
-def grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task in a process gets as long to stop as a loaded machine needs."""
-    monkeypatch.setattr(process, "STOP_GRACE_SECONDS", PATIENCE)
-
-
 class Deaf:
     """A task with its payload blocks all signals, starts a program, and holds the interpreter in C."""
 
@@ -190,8 +184,9 @@ def test_children_are_kept_and_replaced_by_count_and_memory(gate: Gate, settings
     assert set(Task.objects.values_list("attempt", flat=True)) == {1}
 
 
-@pytest.mark.usefixtures("grace")
-def test_a_task_that_checks_stops_by_itself(process_database: ProcessDatabase, tmp_path: Path, lost: list[int]) -> None:
+@pytest.mark.usefixtures("process_database")
+def test_a_task_that_checks_stops_by_itself(tmp_path: Path, lost: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STOP_GRACE_SECONDS", PATIENCE)  # as long as a loaded machine needs
     with polling({"work": 1, "apart": 1}, threads=1):
         for queue in ("work", "apart"):
             end, mark = tmp_path / f"end {queue}", tmp_path / queue
@@ -238,8 +233,6 @@ def test_a_running_task_is_replaced_by_its_reference(deaf: Deaf, lost: list[int]
 
 
 # -- processors that fork, and errors that do not pass from one process to another -------------------------------------
-
-
 # How the copy ends, and its exit code. The copy shares the connection, and must not end its transaction.
 COPIES = (("work", "exit"), ("work", "raise"), ("atomic", "exit"), ("aio", "return"),
           ("apart", "exit"), ("apart", "raise"), ("aparta", "return"))  # fmt: skip

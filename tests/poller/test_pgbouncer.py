@@ -24,8 +24,6 @@ from tests.pgbouncer import HERE, pgbouncer, pgbouncer_program
 from tests.poller.processes import SELDOM, completed, polling
 from tests.support import alias_beside, minute_counts, sql, until
 
-INSERT = "INSERT INTO dbtaskqueue_task (queue_name) VALUES ('pooled')"  # which tells nobody
-
 
 @pytest.fixture
 def pooler(postgres_process_database: ProcessDatabase, django_db_blocker: Any, settings: Any) -> Iterator[None]:
@@ -83,7 +81,7 @@ def test_a_wake_up_comes_past_the_pooler(settings: Any) -> None:
         queue = poller.queues["pooled"]
         until(lambda: queue.wakes and queue.idle_pause)  # it listens, and has looked since
         with transaction.atomic():  # as another process does
-            sql(INSERT)
+            sql("INSERT INTO dbtaskqueue_task (queue_name) VALUES ('pooled')")  # which tells nobody
             sql("SELECT pg_notify('dbtaskqueue', 'pooled')")
         until(lambda: completed() == 1)
 

@@ -1,12 +1,12 @@
 """Renewal: nothing keeps a lease from being renewed while its processor runs."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import transaction
 from django.db.backends.signals import connection_created
 from django.db.models.functions import Now
@@ -39,9 +39,6 @@ class Slow:
         if task.payload == "slow":
             self.started.append(task.id)
             self.done.wait(PATIENCE)
-
-    async def on_the_loop(self, task: Lease) -> None:
-        await asyncio.to_thread(self, task)
 
     def all(self, tasks: list[Lease]) -> None:
         for task in tasks:
@@ -148,7 +145,7 @@ def test_waiting_tasks_do_not_outlive_their_leases_in_memory(taskqueue: Any, slo
 
 @pytest.mark.parametrize("kind", ["thread", "coroutine", "batch"])
 def test_a_lease_lost_in_memory_never_runs(taskqueue: TaskQueueKit, slow: Slow, clock: SteppedClock, kind: str) -> None:
-    function = {"thread": slow, "coroutine": slow.on_the_loop, "batch": slow.all}[kind]
+    function = {"thread": slow, "coroutine": sync_to_async(slow, thread_sensitive=False), "batch": slow.all}[kind]
     processor("long", batch=1 if kind == "batch" else None)(function)
     with taskqueue.run_poller("long", threads=1, coroutines=1) as poller:
         in_memory = slow.in_memory()

@@ -102,16 +102,6 @@ def says(state: str) -> str:
     return f"""os.write(int(sys.argv[-1]), b'{{"state": "{state}"}}\\n')"""
 
 
-def run(supervised: Supervisor, clock: SteppedClock) -> int:
-    """Run to the end. A child that has said that it lives says no more for hours."""
-
-    def pass_time(_: object) -> None:
-        if any(child.last_seen for child in supervised.children):
-            clock.advance(SILENCE.total_seconds())
-
-    return supervised.run(pass_time)
-
-
 def first_time(then: str) -> str:
     """Do something at the first start only: of two children that start at once, one is the first."""
     return f"try:\n    open(first, 'x').close()\nexcept FileExistsError:\n    pass\nelse:\n    {then}\n"
@@ -148,7 +138,13 @@ STOPS = "os.kill(os.getpid(), signal.SIGSTOP)"
 def test_a_child_that_stops_is_replaced_with_what_it_started(tmp_path: Path, end: str, clock: Any, caplog: Any) -> None:
     start = "worker = subprocess.Popen(['sleep', '1000']); open(first, 'w').write(str(worker.pid))"
     program = f"import subprocess\nif not os.path.exists(first):\n    {start}; {HEARTBEAT_CODE}; {end}\n"
-    assert run(supervisor(tmp_path, program), clock) == 0
+    supervised = supervisor(tmp_path, program)
+
+    def pass_time(_: object) -> None:  # a child that has said that it lives says no more for hours
+        if any(child.last_seen for child in supervised.children):
+            clock.advance(SILENCE.total_seconds())
+
+    assert supervised.run(pass_time) == 0
     assert end != STOPS or ("gave no sign of life" in caplog.text and "killed by SIGKILL" in caplog.text)
     until(lambda: not alive(int((tmp_path / "first").read_text())))
 

@@ -284,8 +284,7 @@ def test_a_member_of_a_group_keeps_what_was_left_when_it_became_the_head(mail: Q
 
 
 def test_a_buried_task_never_expires_and_a_kick_gives_its_whole_time_to_live(mail: QueueHandle) -> None:
-    ends = [lambda _: mail.bury(mail.take()), lambda task: mail.bury(task.pk), lambda _: age(HOUR) or mail.take()]
-    for end in ends:
+    for end in [lambda _: mail.bury(mail.take()), lambda task: mail.bury(task.pk), lambda _: age(HOUR) or mail.take()]:
         task = mail.put(ttl=TTL)
         end(task)
         age(DAY)

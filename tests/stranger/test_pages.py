@@ -18,7 +18,6 @@ from tests.stranger.environments import REPOSITORY, Python, pythons
 from tests.stranger.newcomer import Newcomer
 
 pytestmark = pytest.mark.stranger
-
 README, TUTORIAL = REPOSITORY / "README.md", REPOSITORY / "docs/tutorial.md"
 MANAGE = ["python", "manage.py"]
 SHOP = """

@@ -93,15 +93,9 @@ def work_an_hour() -> None:
         ("invoices", "KeyError", "'vat_number'"),
         ("webhooks", "shop.errors.SignatureMissing", "the request of 'acme' has no signature"),
     ):
-        said = {
-            "queue": queue,
-            "error_type": error,
-            "message": message,
-            "newest": message,
-            "frame": f"shop.{queue}:run",
-        }
+        said = {"queue": queue, "error_type": error, "message": message, "newest": message}
         seen = {"first_seen": Now() - 14 * MINUTE, "last_seen": Now(), "release": "shop@7f3a21c"}
-        FailureGroup.objects.create(fingerprint=queue * 4, **said, **seen)
+        FailureGroup.objects.create(fingerprint=queue * 4, frame=f"shop.{queue}:run", **said, **seen)
         enqueue_many(queue, [{"payload": {"order": number}} for number in range(14)])
         failed = Task.objects.filter(queue=queue)
         failed.update(fingerprint=queue * 4)
