@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, enqueue, enqueue_many, queue, registry
 from django_dbtaskqueue.core.lease import Lease
@@ -22,7 +22,7 @@ from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
 from tests.operations.site import logged_in
 from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, taken
-from tests.support import PATIENCE, actors, at_once, minute_counts, output_of, taken_back, until
+from tests.support import PATIENCE, actors, at_once, minute_counts, output_of, sql, taken_back, until
 
 EVERY_CALL = """
 from datetime import timedelta
@@ -186,17 +186,13 @@ def test_a_living_process_appends_by_itself(mail: QueueHandle, monkeypatch: pyte
 
 
 def test_what_cannot_be_stored_is_stored_later(mail: QueueHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rename(old: str, new: str) -> None:
-        with connection.schema_editor() as editor:
-            editor.execute(f"ALTER TABLE {old} RENAME TO {new}")
-
     counter = usage.UsageCounter()
     monkeypatch.setattr(usage, "counter", counter)
     mail.put()
-    rename("dbtaskqueue_minutecount", "away")
+    sql("ALTER TABLE dbtaskqueue_minutecount RENAME TO away")
     with pytest.raises(Exception, match="dbtaskqueue_minutecount"):
         counter.store(Session.on("default"))
-    rename("away", "dbtaskqueue_minutecount")
+    sql("ALTER TABLE away RENAME TO dbtaskqueue_minutecount")
     assert mail.statistics().by_call == {"put": 1}
     counter.flush()
 

@@ -54,9 +54,7 @@ def end(task: Task, outcome: Any) -> None:
 
 @pytest.mark.parametrize("wait", [Task.wait, async_to_sync(Task.await_result)], ids=["sync", "async"])
 @pytest.mark.parametrize("keep", ["keep", "history"])
-def test_the_result_is_returned_when_the_task_completes(
-    alias: str, actor: Actor, configure: Configure, keep: str, wait: Any
-) -> None:
+def test_the_result_is_returned_when_it_ends(alias: str, actor: Actor, configure: Any, keep: str, wait: Any) -> None:
     configure(keep=keep)
     task, future = waited_for(alias, actor, wait)
     end(task, Complete({"said": 7}))
