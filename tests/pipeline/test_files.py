@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import orc, parquet
 
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
-from django_dbtaskqueue.pipeline.source.enqueue_job import Files, found
-from django_dbtaskqueue.pipeline.source.staging import ROW, Reject, Rules, stage
+from django_dbtaskqueue.pipeline.source import ROW
+from django_dbtaskqueue.pipeline.source.files import Files, found
+from django_dbtaskqueue.pipeline.source.staging import Reject, Rules, stage
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 CELLS = TEXTS | st.sampled_from(['"', '""', "a\r\nb", "\\", ",", "NaN", "null", "\ufeff", " x ", "\u2028", "1" * 20])

@@ -34,6 +34,8 @@ __all__ = [
     "unregister_stream", "write_tasks",
 ]  # fmt: skip
 
+ROW = "_row"  # the column of a frame that says where a row was, what it is, and why it cannot be a task
+PREVIEW_CHARS = 200  # of a value that was rejected
 FORMAT_NAME = "dbtaskqueue"
 FILTER_SETTING = "spark.sql.python.filterPushdown.enabled"  # without it Spark refuses a source that takes filters
 TimeRange = tuple[datetime | None, datetime | None]

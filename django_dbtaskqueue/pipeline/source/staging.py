@@ -8,16 +8,13 @@ a staging table; see `sweep_staging`.
 import json
 import secrets
 import sqlite3
-from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
-from uuid import UUID
 
 import psycopg
 import pyarrow as pa
@@ -33,14 +30,13 @@ from django_dbtaskqueue.core.exceptions import DuplicateTask, PayloadError, Pipe
 from django_dbtaskqueue.core.masking import Rules as MaskRules, current_rules, masked_text
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.pipeline.database import Database, Link, Params, database_errors
-from django_dbtaskqueue.pipeline.source import task_attempt_id
+from django_dbtaskqueue.pipeline.source import PREVIEW_CHARS, ROW, task_attempt_id
+from django_dbtaskqueue.pipeline.source.files import in_json
 
 CHANNEL = "dbtaskqueue"
 MAX_GROUP_LOCKS = 2000  # of more groups the table is locked: PostgreSQL holds some thousand locks in all
 ABANDONED_AFTER = timedelta(days=1)
 CSV_OPTIONS = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
-ROW = "_row"  # the column of a frame that says where a row was, what it is, and why it cannot be a task
-PREVIEW_CHARS = 200  # of a value that was rejected
 
 # -- the rules of enqueue(): a DataFrame's columns are named like its arguments ----------------------------------------
 
@@ -208,36 +204,6 @@ def _reject(given: dict[str, pa.Array], row: int, fault: Mapping[str, str], secr
     payload = _preview(given["payload"], row) if "payload" in given else None
     payload, value = (text and masked_text(text, secrets)[:PREVIEW_CHARS] for text in (payload, fault["value"]))
     return Reject(queue, reference, masked_text(fault["reason"], secrets), payload, column=fault["column"], value=value)
-
-
-def in_json(value: pa.Scalar) -> tuple[str | None, str]:
-    """Return a value as JSON, and why it cannot be: a date beyond Python's, a key twice."""
-    try:
-        return as_json(value.as_py(maps_as_pydicts="strict")) if value.is_valid else None, ""
-    except (ValueError, OverflowError, KeyError, TypeError) as error:
-        return None, str(error)
-
-
-def as_json(value: object) -> str:
-    """Return JSON with times in ISO 8601, durations in seconds, bytes in base64; NaN stays, and guards refuse it."""
-    return json.dumps(value, ensure_ascii=False, default=_plain)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, timedelta) and (rest := getattr(value, "nanoseconds", 0)):  # as pandas has them
-        value = Decimal(value // timedelta(microseconds=1) * 1000 + rest).scaleb(-9)
-    if isinstance(value, Decimal):
-        number = int(value) if value == value.to_integral_value() else float(value)
-        return number if Decimal(str(number)) == value else str(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, bytes):
-        return b64encode(value).decode()
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    raise TypeError(f"is {value!r} of type {type(value).__name__}, which JSON does not have")
 
 
 # -- the staging table -------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, DuplicateTask, JobOp
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import Task, UsedReference
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue, _split, guessed, mapped, read_input
+from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue, _split, mapped, read_input
+from django_dbtaskqueue.pipeline.source.files import guessed
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, archive
 from tests.pipeline.spark.test_copy_jobs import replay
