@@ -412,6 +412,12 @@ def aliases_of(queue: str, using: str | None = None, *, write: bool = True) -> t
     return tuple(standbys.get().get(one, one) for one in shards) or (alias_for(queue, using, write=write),)
 
 
+def alias_of(task: AbstractTask) -> str:
+    """Return the database that has a task. One that the site's router reads from, and does not write to, is a copy."""
+    there, homes = task._state.db, aliases_of(task.queue)
+    return homes[0] if there is None else there if there in homes else router.db_for_write(type(task), instance=task)
+
+
 def only_alias(queue: str, using: str | None = None) -> str:
     """Return the one database of a queue; raise ``TaskQueueError`` if there are several."""
     if len(aliases := aliases_of(queue, using)) > 1:

@@ -34,7 +34,7 @@ from django_dbtaskqueue.core.sql.dependencies import EDGE_TYPES, HOLD_TYPES
 from django_dbtaskqueue.core.sql.dialects import PARENT_FAILED
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, TERMINAL
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, is_task_table, model_named, model_of, statements_of
+from django_dbtaskqueue.db.session import Session, alias_of, is_task_table, model_named, model_of, statements_of
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_in_order, regroup
 from django_dbtaskqueue.flow.placement import check_choice, refused
@@ -481,7 +481,7 @@ def _checked_parents(how: InsertOptions, settings: QueueSettings, alias: str) ->
         after = [after]  # what is no task is refused below
     pairs = list(after.items()) if isinstance(after, Mapping) else [("", parent) for parent in after]
     location = model_of(settings)._meta.label_lower
-    aliases = {str(parent._state.db) for _, parent in pairs if isinstance(parent, AbstractTask) and parent.pk}
+    aliases = {alias_of(parent) for _, parent in pairs if isinstance(parent, AbstractTask) and parent.pk}
     if settings.shards and how.using is None:
         alias = next(iter(sorted(aliases)), alias)
     if aliases - {alias}:

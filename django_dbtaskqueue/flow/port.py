@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.exceptions import SignalRefused, SignalTimeout, Ste
 from django_dbtaskqueue.core.lease import Lease, ReceivedSignal, Steps, current_lease
 from django_dbtaskqueue.core.outcomes import Decidable, Outcome, Settlement, Suspend, check_delay
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, alias_for, asynchronous, model_for, only_alias
+from django_dbtaskqueue.db.session import Session, alias_for, alias_of, asynchronous, model_for, only_alias
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.dependencies import Parents, TaskKey, parents_of
 from django_dbtaskqueue.flow.run import decide
@@ -378,7 +378,7 @@ def signal_all(tasks: Iterable[AbstractTask], name: str, data: object, *, actor:
 def _place(task: AbstractTask | Lease | int, queue: str | None, using: str | None) -> tuple[Session, int]:
     using = using and alias_for("", using)
     if isinstance(task, AbstractTask):
-        return Session.on(using or task._state.db or alias_for(task.queue, None), type(task)), int(task.pk)
+        return Session.on(using or alias_of(task), type(task)), int(task.pk)
     if isinstance(task, Lease):
         return Session.on(using or task.port.alias, model_for(task.queue)), task.id
     if isinstance(task, bool) or not isinstance(task, int):

@@ -25,6 +25,7 @@ from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.core.threads import after_fork
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.notify import Wakeup
+from django_dbtaskqueue.db.session import alias_of
 from django_dbtaskqueue.flow.dependencies import TaskKey, rows_of
 from django_dbtaskqueue.models import AbstractTask
 
@@ -290,16 +291,12 @@ def _result(task: AbstractTask, ended: Ended) -> Any:
     return result
 
 
-def _alias_of(task: AbstractTask) -> str:
-    return task._state.db or conf.default_settings(task.queue).database
-
-
 class _EndReader:
     """Looks at a task that is waited for, on the calling thread's connection."""
 
     def __init__(self, task: AbstractTask) -> None:
         self._task, self._model = task, type(task)
-        self._alias = _alias_of(task)
+        self._alias = alias_of(task)
         self._watched = False
         self.pause = 0.0  # seconds until the next look, if nothing wakes the waiter
 
@@ -356,7 +353,7 @@ def _registered(task: AbstractTask, on_end: Callable[[], None]) -> Iterator[None
         _waiting.setdefault(task.pk, set()).add(on_end)
     try:
         wake_listeners.add(wake)
-        with _listening(_alias_of(task)):
+        with _listening(alias_of(task)):
             yield
     finally:
         with _registry_lock:

@@ -11,6 +11,7 @@ from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_dbtaskqueue import enqueue, signal
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING, TERMINAL
 from django_dbtaskqueue.flow import move
@@ -172,5 +173,8 @@ def test_no_verb_judges_by_a_replica(settings: Any) -> None:
             assert (change(Task.objects.all()), counted("default"), counted("sqlite")) == (1, 1, 0), verb
     task = Task.objects.enqueue("parcels", "r")
     assert Task.objects.enqueue("parcels", "r", on_duplicate="ignore").pk == task.pk
-    Task.objects.checkout("parcels", poller_instance="p")[0].complete()
-    assert Task.objects.using("default").get().status == COMPLETED
+    task._state.db = "sqlite"  # as if it was read from there
+    child = enqueue("parcels", "child", after=task)
+    assert (signal(task, "go"), child._state.db) == (False, "default")
+    Task.objects.checkout("parcels", poller_instance="p")[0].complete(1)
+    assert task.wait(0) == 1 and Task.objects.using("default").get(pk=task.pk).status == COMPLETED
