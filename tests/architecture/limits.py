@@ -4,18 +4,18 @@ A limit may only fall, but for new functions: then the commit that raises it say
 """
 
 LIMITS: dict[str, int] = {
-    "lines": 42_861,
+    "lines": 42_843,
     "files": 165,
     "tables": 24,
     "entries at the top": 21,  # one more: the backend of Django's tasks
-    "lines of the longest file": 542,
+    "lines of the longest file": 538,
     "file names twice": 0,
     "constant names twice": 0,
     "class names twice": 2,
     "function names twice": 0,
     "old names": 0,
     "longest import chain": 15,  # parents and children of tasks: two more; the settings of the bridge: one
-    "Any": 658,
+    "Any": 654,
     "files that branch on outcomes": 3,
     "enqueue: calls": 34,
     "enqueue: modules": 7,
