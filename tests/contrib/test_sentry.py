@@ -1,6 +1,7 @@
 """Sentry: what its own SDK sends of failed attempts and of schedules."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -31,9 +32,8 @@ class Sent(Transport):
         return [document for name, document in self.items if name == kind]
 
 
-@pytest.fixture
-def sent(settings: Any, taskqueue_registry: None) -> Iterator[Sent]:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"retry": "fixed:0s", "max_attempts": 2}}}
+@contextmanager
+def reporting() -> Iterator[Sent]:
     found = Sent()
     sentry_sdk.init("https://key@sentry.invalid/1", transport=found, default_integrations=False)
     sentry.report()
@@ -41,6 +41,13 @@ def sent(settings: Any, taskqueue_registry: None) -> Iterator[Sent]:
     signals.unregister(sentry._reporter)
     sentry_sdk.get_client().close()
     sentry_sdk.get_global_scope().set_client(None)
+
+
+@pytest.fixture
+def sent(settings: Any, taskqueue_registry: None) -> Iterator[Sent]:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"retry": "fixed:0s", "max_attempts": 2}}}
+    with reporting() as found:
+        yield found
 
 
 def test_each_failed_attempt_is_one_event_with_tags_and_without_secrets(sent: Sent) -> None:
