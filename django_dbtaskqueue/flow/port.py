@@ -251,12 +251,10 @@ class Journal:
         return {position: Stored(*step) for position, *step, _ in rows}
 
     def _store(self, position: int, name: str, kind: str, **values: str | float | None) -> None:
-        step, sql = (
-            {"position": position, "name": name, "kind": kind, **STEP_DEFAULTS, **values},
-            self._port.session.sql,
-        )
-        store_step = sql.store_step_atomic if self._lease.is_atomic else sql.store_step
-        if not self._port.session.run(store_step, {**self._params, **step}):
+        session = self._port.session
+        statement = session.sql.store_step_atomic if self._lease.is_atomic else session.sql.store_step
+        step = {"position": position, "name": name, "kind": kind, **STEP_DEFAULTS, **values}
+        if not session.run(statement, {**self._params, **step}):
             raise self._lease.gone(_description(kind, name))
 
     def _next_signal(self, name: str) -> tuple[int, int | None]:
