@@ -212,13 +212,13 @@ def test_an_idle_poller_needs_little_of_the_processor(start: Start) -> None:
         def wakes() -> int:  # how often its threads were given a core
             return sum(sum(psutil.Process(one.id).num_ctx_switches()) for one in process.threads())
 
-        def a_beat_later() -> int:
+        def at_the_next_heartbeat() -> int:
             last = Poller.objects.get().heartbeat_time
             until(lambda: Poller.objects.get().heartbeat_time > last)
             return wakes()
 
-        before = a_beat_later()
-        assert a_beat_later() - before <= 200
+        before = at_the_next_heartbeat()
+        assert at_the_next_heartbeat() - before <= 200
         poller.stop()
     assert not Task.objects.filter(total_attempt__gt=F("attempt")).exists()
 
