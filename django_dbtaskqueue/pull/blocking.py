@@ -112,7 +112,7 @@ class WaitQueue:
                     self._changed.notify_all()
             if until is None or clock.monotonic() >= until:
                 return None
-            self._sleep(min(until - clock.monotonic(), pause()), wakeups)
+            self._sleep(min(pause(), until - clock.monotonic()), wakeups)  # in this order: a pause asks the database
 
     def _sleep(self, seconds: float, wakeups: int) -> None:
         with self._changed:
