@@ -319,12 +319,12 @@ def _leased() -> tuple[Column, ...]:
 LEASED = _leased()
 POSITION = {column.leased: number for number, column in enumerate(LEASED)}  # of each field in such a row
 current_lease: ContextVar[Lease | None] = ContextVar("dbtaskqueue_lease", default=None)  # of the processor that runs
+atomic_leases: ContextVar[Sequence[Lease]] = ContextVar("dbtaskqueue_atomic_leases", default=())  # of its transaction
 
 
 def note_own_end(alias: str, queue: str, ids: Container[int] = (), references: Container[str | None] = ()) -> None:
     """Call it before tasks are ended: if an atomic processor ends its own, under a lease that stands, both commit."""
-    lease = current_lease.get()
-    if lease is None or not lease.is_atomic or (lease.port.alias, lease.queue) != (alias, queue):
-        return
-    if lease.id in ids or (lease.reference is not None and lease.reference in references):
-        lease.touched = lease.touched or lease.port.stands(lease)
+    for lease in atomic_leases.get():
+        named = lease.id in ids or (lease.reference is not None and lease.reference in references)
+        if named and (lease.port.alias, lease.queue) == (alias, queue):
+            lease.touched = lease.touched or lease.port.stands(lease)

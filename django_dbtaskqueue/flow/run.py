@@ -23,7 +23,7 @@ from django.db import transaction
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context, exceptions, json as json_payload, logger, outcomes, retry, threads
-from django_dbtaskqueue.core.lease import Lease, current_lease
+from django_dbtaskqueue.core.lease import Lease, atomic_leases, current_lease
 from django_dbtaskqueue.core.outcomes import Decidable, Fail, Outcome, Park, Poison, Settlement, as_outcome
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER, UNREADABLE
 from django_dbtaskqueue.db import liveness
@@ -177,7 +177,7 @@ def _call(lease: Lease, processor: Processor) -> Decidable | None:
     token, forks = current_lease.set(lease), threads.forks
     try:
         if processor.mode == "atomic":
-            _call_atomic(lease, processor)
+            _call_atomic([lease], processor)
             return None
         value = processor.invoke(lease)
         if forks != threads.forks:
@@ -197,20 +197,23 @@ class ProcessorTransaction(transaction.Atomic):
 
     is_of_processor = True
 
-    def __init__(self, alias: str) -> None:
-        super().__init__(alias, savepoint=True, durable=False)
 
-
-def _call_atomic(lease: Lease, processor: Processor) -> None:
+def _call_atomic(leases: list[Lease], processor: Processor) -> None:
     """The processor's writes and the settle commit together, or neither does."""
-    with ProcessorTransaction(lease.port.alias):
-        try:
-            with threads.NoCopies():
-                outcome: Decidable = as_outcome(processor.invoke(lease))
-        except exceptions.TaskSuspended as suspended:  # what it has done so far is committed with its steps
-            outcome = suspended.outcome
-        if _is_open(lease):
-            lease.port.settle_all([(lease, outcome)], last=True)
+    token = atomic_leases.set(leases)
+    try:
+        with ProcessorTransaction(leases[0].port.alias, savepoint=True, durable=False):
+            try:
+                with threads.NoCopies():
+                    value = processor.invoke(leases[0] if processor.batch is None else leases)
+                values = [value] if processor.batch is None else _each(value, leases)
+                ended: list[Decidable] = [as_outcome(own) for own in values]
+            except exceptions.TaskSuspended as suspended:  # what it has done so far is committed with its steps
+                ended = [suspended.outcome] * len(leases)
+            if pairs := [pair for pair in zip(leases, ended, strict=True) if _is_open(pair[0])]:
+                leases[0].port.settle_all(pairs, last=len(pairs) == 1)
+    finally:
+        atomic_leases.reset(token)
 
 
 def _is_open(lease: Lease) -> bool:
@@ -320,12 +323,7 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
 
 def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Decidable | None]:
     try:
-        with ProcessorTransaction(leases[0].port.alias):
-            with threads.NoCopies():
-                value = processor.invoke(leases)
-            ended = map(as_outcome, _each(value, leases))
-            if pairs := [pair for pair in zip(leases, ended, strict=True) if _is_open(pair[0])]:
-                leases[0].port.settle_all(pairs)
+        _call_atomic(leases, processor)
         return [None] * len(leases)
     except BaseException as error:
         if len(leases) == 1 or not isinstance(error, Exception):

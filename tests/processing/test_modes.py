@@ -65,29 +65,31 @@ def test_atomic_a_returned_outcome_commits_with_the_writes_and_one_without_due_t
     for name in outcomes:
         site.enqueue(reference=name)
     site.run()
-    assert site.values("status") == ["ERROR", "COMPLETED", "ERROR"]
-    assert sorted(site.booked()) == ["complete", "fail"]
+    assert site.values("status") == ["ERROR", "COMPLETED", "ERROR"] and sorted(site.booked()) == ["complete", "fail"]
 
 
 @both
+@pytest.mark.parametrize("batch", [None, 3])
 @pytest.mark.parametrize(
     ("end", "left"),
     [
         (lambda own: own.cancel(), ["POISON"]),
         (lambda own: own.purge(), []),
-        (lambda own: enqueue(QUEUE, "own", 2, using=own.db, on_duplicate="replace_running"), ["COMPLETED"]),
+        (lambda own: enqueue(QUEUE, "r0", 2, using=own.db, on_duplicate="replace_running"), ["COMPLETED"]),
     ],
 )
-def test_atomic_a_processor_that_ends_its_own_task_commits_its_writes(site: Site, end: Any, left: Any) -> None:
-    @processor(QUEUE, mode="atomic")
-    def work(task: Lease) -> None:
-        site.book(str(task.payload))
-        if task.payload == 1:
-            end(site.tasks())
+def test_atomic_writes_commit_with_the_end_of_the_own_task(site: Site, end: Any, left: Any, batch: int | None) -> None:
+    def work(tasks: list[Lease]) -> None:
+        for task in tasks:
+            site.book(str(task.payload))
+            if task.payload == 0:
+                end(site.tasks(reference="r0"))
 
-    enqueue(QUEUE, "own", 1, using=site.alias)
+    processor(QUEUE, mode="atomic", batch=batch)(work if batch else lambda task: work([task]))
+    enqueue_batch(site, 2)
     site.drain()
-    assert (site.values("status"), site.booked()) == (left, ["1", "2"] if left == ["COMPLETED"] else ["1"])
+    assert [status for name, status in site.values("reference", "status") if name == "r0"] == left
+    assert sorted(site.booked()) == ["0", "1", *(["2"] if left == ["COMPLETED"] else [])]
 
 
 def test_atomic_steps_and_progress_lock_no_row_that_others_need(site: Site, held: Held) -> None:
@@ -142,8 +144,7 @@ def test_atomic_an_outcome_rolled_back_with_a_savepoint_is_settled_by_what_is_re
         return "second"
 
     site.ran()
-    assert site.values("status", "result", "total_attempt") == [("COMPLETED", "second", 1)]
-    assert site.booked() == ["a"]
+    assert (site.values("status", "result", "total_attempt"), site.booked()) == ([("COMPLETED", "second", 1)], ["a"])
 
 
 @both
@@ -359,8 +360,7 @@ def test_a_wrong_number_of_outcomes_fails_each_task_and_teaches(site: Site, numb
     site.run(threads=1, coroutines=1)
     assert site.values("status") == ["ERROR"] * 3
     (attempt,) = site.attempts(site.tasks().first())
-    assert f"got 3 tasks and returned {number} outcomes" in attempt.message
-    assert "Complete([...])" in attempt.message
+    assert f"got 3 tasks and returned {number} outcomes" in attempt.message and "Complete([...])" in attempt.message
 
 
 @either
