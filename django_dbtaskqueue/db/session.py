@@ -280,9 +280,7 @@ class Session:
         parsed = value if isinstance(value, datetime) else parse_datetime(value)
         if parsed is None:
             raise ValueError(f"{value!r} in a time column of {self.location} is not a time.")
-        if parsed.tzinfo is None and django_settings.USE_TZ:
-            return make_aware(parsed, self.connection.timezone or UTC)
-        return parsed if django_settings.USE_TZ else parsed.replace(tzinfo=None)  # as written in the site's zone
+        return parsed.replace(tzinfo=(parsed.tzinfo or UTC) if django_settings.USE_TZ else None)  # None: site's zone
 
     def time_text(self, value: datetime) -> str:
         """Return ``value`` as the text this database compares its times with."""
@@ -295,8 +293,7 @@ class Session:
         """Return a time as a query compares it with a column: SQLite compares text, written to the millisecond."""
         if not self.postgresql:
             return Value(self.time_text(time))
-        time = make_aware(time) if django_settings.USE_TZ and time.tzinfo is None else time
-        return time.astimezone(UTC) if time.tzinfo else time
+        return self.stored_time(make_aware(time) if django_settings.USE_TZ and time.tzinfo is None else time)
 
     def stored_time(self, value: datetime) -> datetime:
         """Return ``value`` as a model must hold it so that the database's clock can be compared with it.

@@ -60,12 +60,17 @@ def check_servers(databases: Sequence[str] | None = None, **_: object) -> Iterat
 
 
 def _engines(queues: Iterable[str]) -> Iterator[CheckMessage]:
-    """E008: tasks would be in a database that is neither PostgreSQL nor SQLite."""
+    """E008: tasks would be in a database that is neither PostgreSQL nor SQLite; or E014, in SQLite with a TIME_ZONE."""
     for alias in sorted(_task_aliases(queues) & {*django_settings.DATABASES}):
+        zone = django_settings.DATABASES[alias].get("TIME_ZONE")
         if name := _refused_engine(django_settings.DATABASES[alias].get("ENGINE", "")):
             words = f"The task queue does not run on {name}, the engine of database {alias!r}."
             hint = 'Use PostgreSQL or SQLite for tasks: a second entry in DATABASES, and DBTASKQUEUE["DATABASE"].'
             yield Error(words, hint=hint, id="dbtaskqueue.E008")
+        elif zone not in (None, "UTC") and django_settings.USE_TZ and connections[alias].vendor == "sqlite":
+            words = f"Database {alias!r} has the TIME_ZONE {zone!r}. SQLite's clock is UTC: times would compare wrong."
+            hint = 'Remove this TIME_ZONE, or use another database for tasks: DBTASKQUEUE["DATABASE"].'
+            yield Error(words, hint=hint, id="dbtaskqueue.E014")
 
 
 def _refused_engine(engine: str) -> str:

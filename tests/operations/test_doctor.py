@@ -159,6 +159,13 @@ def test_settings_that_make_no_sense_and_apps_that_are_missing_are_named(setting
     assert len([check for check in checked() if check.id == "dbtaskqueue.W001"]) == 2
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"database": "sqlite"}}}
     assert found()["database.apart"].level == "info"
+    for alias in ("default", "sqlite"):
+        monkeypatch.setitem(settings.DATABASES[alias], "TIME_ZONE", "Asia/Kolkata")
+    (error,) = checked()
+    assert error.id == "dbtaskqueue.E014" and "'sqlite' has the TIME_ZONE 'Asia/Kolkata'" in error.msg
+    settings.DBTASKQUEUE = {"READ_ALIAS": {"default": "moon"}}
+    (error,) = checked()
+    assert error.id == "dbtaskqueue.E013" and "moon" in error.msg
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
     Queue.objects.create(name="parcels", overrides={"leese": "1m"})
     assert "leese" in found()["settings.overrides"].words

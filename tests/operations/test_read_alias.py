@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.checks import run_checks
 from django.db import connections
 from django.test import Client
 
@@ -85,9 +84,3 @@ def test_without_the_standby_pages_are_read_from_the_primary_and_say_so(
             assert "Standby replica does not answer: read from the primary." in text(client.get(f"{ADMIN}task/"))
         assert client.get("/api/tasks").json()["tasks"]
     assert caplog.text.count(f"reading from the primary for {STANDBY_RETRY_S:.0f} s") == 1
-
-
-def test_an_alias_that_does_not_exist_is_found_by_the_checks(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"READ_ALIAS": {"default": "moon"}}
-    (error,) = run_checks(tags=["dbtaskqueue"])
-    assert error.id == "dbtaskqueue.E013" and "moon" in error.msg
