@@ -148,12 +148,6 @@ def run_all(leases: Sequence[Lease], processor: Processor) -> list[Settlement | 
     return decide_all(leases, perform_all(leases, processor))
 
 
-async def run_async(lease: Lease, processor: Processor) -> Settlement | None:
-    """``run`` for an async processor; a cancellation is left to the caller."""
-    outcome = await perform_async(lease, processor)
-    return outcome if outcome is None or outcome is DONE else decide_call(lease, outcome)
-
-
 async def run_all_async(leases: Sequence[Lease], processor: Processor) -> list[Settlement | None]:
     """``run_all`` for an async processor; a cancellation is left to the caller."""
     return decide_all(leases, await perform_all_async(leases, processor))

@@ -25,7 +25,7 @@ from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.run import run, run_all, run_all_async, run_async
+from django_dbtaskqueue.flow.run import run, run_all, run_all_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run, stopped
 
 # -- connections of such a thread: none harms the next task, and a dead one harms no task ------------------------------
@@ -406,10 +406,7 @@ class AsyncExecutor(Executor):
 
     async def _settlements(self, task: asyncio.Task[None], job: Job, use: DatabaseUse) -> Sequence[Settlement | None]:
         try:
-            if job.processor.plain:
-                settlements = [await run_async(job.lease, job.processor)]
-            else:
-                settlements = await run_all_async(job.leases, job.processor)
+            settlements = await run_all_async(job.leases, job.processor)
             return await unless_dead_async(settlements) if use.dead else settlements
         except asyncio.CancelledError:
             task.uncancel()
