@@ -57,11 +57,14 @@ def test_drain_runs_what_is_due_in_ready_order_and_counts(alias: str) -> None:
     assert str(drain("labour", using=alias)) == "nothing was due"
 
 
-def test_drain_runs_every_known_queue_and_what_processors_enqueue() -> None:
-    processor("first")(lambda task: enqueue("second", task.reference) and None)
+@both
+def test_drain_runs_every_known_queue_and_what_processors_enqueue(alias: str) -> None:
+    for where, name in (("default", "no queue"), ("default", "made here"), ("sqlite", "made there"), ("sqlite", "é")):
+        Queue.objects.using(where).create(name=name)
+    processor("first")(lambda task: enqueue("second", task.reference, using=alias) and None)
     processor("second")(lambda task: task.reference)
-    enqueue("first", "a")
-    assert drain().completed == 2 and Task.objects.get(queue="second").result == "a"
+    enqueue("first", "a", using=alias)
+    assert drain(using=alias).outcomes == (Complete(), Complete("a")) and str(drain()) == "nothing was due"
 
 
 def test_a_failure_is_retried_by_policy_once_time_has_passed() -> None:

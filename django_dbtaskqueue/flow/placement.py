@@ -138,6 +138,16 @@ def known_queues(using: str | None = None) -> set[str]:
     return known
 
 
+def known_places(using: str | None = None) -> list[tuple[str, str]]:
+    """Return the known queues with their databases, but for rows that name no queue of their database."""
+    with_settings, places = {*conf.settings_queues()}, list[tuple[str, str]]()
+    for name in sorted(filter(conf.is_queue_name, known_queues(using))):
+        for alias in aliases_of(name, using):
+            if name in with_settings or Queue.objects.using(alias).filter(name=name).exists():
+                places.append((name, alias))
+    return places
+
+
 # -- references that stay taken ----------------------------------------------------------------------------------------
 
 

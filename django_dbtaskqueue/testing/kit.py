@@ -92,7 +92,8 @@ def drain(
     stored, and ``raising=True`` then raises its exception. Raises ``AssertionError`` that names the queue when there is
     more to do after ``limit`` attempts.
     """
-    poller = InlinePoller([queue] if queue is not None else sorted(placement.known_queues()), using, tags)
+    known = placement.known_places(using) if queue is None else [(queue, alias) for alias in aliases_of(queue, using)]
+    poller = InlinePoller(known, tags)
     counts, outcomes, before = Counter[str](), list[Outcome](), -1
     while True:
         wait = poller.seconds_until_due() if with_scheduled else None  # asked first: a task may become due meanwhile
@@ -138,7 +139,7 @@ def perform(
     """
     processor = _processor(queue)
     name = queue if processor is None else processor.queue
-    poller = InlinePoller([name], aliases_of(name, using)[0])
+    poller = InlinePoller([(name, aliases_of(name, using)[0])])
     [state] = poller.queues
     session = poller.connections.session(state)
     with transaction.atomic(using=state.port.alias):  # no poller may take it before us
@@ -246,9 +247,9 @@ class InlineExecutors(Executors):
 class InlinePoller:
     """Polls queues one call of a processor at a time: ``fetch``, then ``work``."""
 
-    def __init__(self, queues: Sequence[str], using: str | None, tags: Sequence[str] = ()) -> None:
+    def __init__(self, places: Sequence[tuple[str, str]], tags: Sequence[str] = ()) -> None:
         signals.load_listeners()
-        self.queues = [QueueState.of(name, alias) for name in queues for alias in aliases_of(name, using)]
+        self.queues = [QueueState.of(name, alias) for name, alias in places]
         for queue in self.queues:
             calls = [processor.batch or 1 for processor in registry.processors(queue.name)]
             queue.apply(replace(queue.settings, batch_size=max(calls, default=1)))
@@ -363,9 +364,7 @@ def advance(delta: timedelta | str, *, using: str | None = None) -> None:
 
 def _shift(model: type[Model], passed: timedelta, alias: str) -> None:
     session, quote = Session.on(alias), connections[alias].ops.quote_name
-    columns = [
-        quote(field.column) for field in model._meta.local_fields if isinstance(field, DateTimeField) and field.column
-    ]
+    columns = [quote(one.column) for one in model._meta.local_fields if isinstance(one, DateTimeField) and one.column]
     if columns:
         moved = [f"{column} = {session.sql.dialect.later('%(delta)s', start=column)}" for column in columns]
         update = f"UPDATE {quote(model._meta.db_table)} SET {', '.join(moved)}"  # noqa: S608 -- names of models

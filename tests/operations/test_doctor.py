@@ -161,11 +161,9 @@ def test_settings_that_make_no_sense_and_apps_that_are_missing_are_named(setting
     assert found()["database.apart"].level == "info"
     for alias in ("default", "sqlite"):
         monkeypatch.setitem(settings.DATABASES[alias], "TIME_ZONE", "Asia/Kolkata")
-    (error,) = checked()
-    assert error.id == "dbtaskqueue.E014" and "'sqlite' has the TIME_ZONE 'Asia/Kolkata'" in error.msg
+    assert [(one.id, "'sqlite' has the TIME_ZONE" in one.msg) for one in checked()] == [("dbtaskqueue.E014", True)]
     settings.DBTASKQUEUE = {"READ_ALIAS": {"default": "moon"}}
-    (error,) = checked()
-    assert error.id == "dbtaskqueue.E013" and "moon" in error.msg
+    assert [(one.id, "moon" in one.msg) for one in checked()] == [("dbtaskqueue.E013", True)]
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
     Queue.objects.create(name="parcels", overrides={"leese": "1m"})
     assert "leese" in found()["settings.overrides"].words
@@ -175,8 +173,7 @@ def test_settings_that_make_no_sense_and_apps_that_are_missing_are_named(setting
     monkeypatch.undo()
     before = settings.INSTALLED_APPS
     settings.INSTALLED_APPS = [name for name in before if name != "django_tables2"]
-    (error,) = checked()
-    assert error.id == "dbtaskqueue.E007" and "Add 'django_tables2' to INSTALLED_APPS" in str(error.hint)
+    assert [(one.id, "Add 'django_tables2' to" in one.hint) for one in checked()] == [("dbtaskqueue.E007", True)]
     settings.INSTALLED_APPS = [name for name in before if name not in ("django_tables2", "django.contrib.admin")]
     assert not checked()
 
