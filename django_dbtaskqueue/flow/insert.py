@@ -8,9 +8,12 @@ rows then says which one it is. To ignore such references, a query looks first w
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from operator import le
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +22,8 @@ from django.db import IntegrityError, NotSupportedError
 
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.columns import OWN_COLUMNS, InsertOptions
-from django_dbtaskqueue.core.exceptions import DuplicateTask
+from django_dbtaskqueue.core.durations import clock
+from django_dbtaskqueue.core.exceptions import DuplicateTask, QueueFull
 from django_dbtaskqueue.core.json import array
 from django_dbtaskqueue.core.lease import note_own_end
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, REPLACE, RETURNED, VARYING_COLUMNS, WRITE, WRITE_TIMED
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.flow.dependencies import Related
 
 MAX_ROUNDS = 6  # of the statements of an insert, until another row in the way is given up
+CAPACITY_POLL_INTERVAL_S = 0.05
 MIN_ROWS_TO_COPY = 200  # fewer do not pay for the savepoint
 # PostgreSQL keeps 64 savepoints of a transaction in shared memory. With more, each reader of a row looks on disk.
 MAX_SAVEPOINTS = 50
@@ -148,15 +153,13 @@ class Insert:
 
     def by_reference(self, session: Session, batch: Batch) -> Written:
         """Insert tasks whose references the caller gave, or that have none."""
-        capacity, spent = self.settings.capacity, False
-        history = self.settings.unique_over == placement.UNIQUE_OVER_HISTORY
-        with session.atomic() if self.one and (history or capacity is None) else nullcontext():
+        spent, history = False, self.settings.unique_over == placement.UNIQUE_OVER_HISTORY
+        with session.atomic() if self.one and (history or self.settings.capacity is None) else nullcontext():
             if history:
                 rows = as_rows(batch)
                 batch = placement.without_spent(session, self.queue, rows, self.how.on_duplicate)
                 spent = len(batch) < len(rows)
-            with placement.free_capacity(session, self.queue, capacity, len(batch), self.how.timeout):
-                written = self._write(session, batch, self.how.on_duplicate)
+            written = self._within_capacity(session, batch, partial(self._write, session, batch, self.how.on_duplicate))
         written.spent = spent
         return written
 
@@ -166,13 +169,37 @@ class Insert:
             taken = placement.in_period(session, self.queue, rule, [row["reference_number"] for row in rows])
             if not (fresh := [row for row in rows if row["reference_number"] not in taken] if taken else rows):
                 return Written(spent=True)
-            most, wait = self.settings.capacity, self.how.timeout
-            capacity = placement.free_capacity(session, self.queue, most, len(fresh), wait)
-            with suppress(placement.PeriodTaken), session.atomic(), capacity:
-                written = self._write_where_free(session, fresh, rule)
+            with suppress(placement.PeriodTaken), session.atomic():
+                written = self._within_capacity(session, fresh, partial(self._write_where_free, session, fresh, rule))
                 placement.claim_periods(session, self.queue, rule, sorted(written.references))
                 written.spent = bool(taken)
                 return written
+
+    def _within_capacity(self, session: Session, batch: Batch, write: Callable[[], Written]) -> Written:
+        """Write a batch, or raise ``QueueFull`` after the timeout. A duplicate takes no room: new tasks are counted.
+
+        Inside a SQLite transaction no room can appear, so it is raised at once.
+        """
+        capacity, timeout = self.settings.capacity, self.how.timeout
+        if capacity is None:
+            return write()
+        can_wait = session.postgresql or not session.connection.in_atomic_block
+        deadline = clock.monotonic() + (timeout.total_seconds() if timeout is not None and can_wait else 0.0)
+        while True:
+            try:
+                with session.atomic():
+                    live = placement.lock_live(session, self.queue, capacity, len(batch))
+                    if live + len(batch) <= capacity:
+                        return write()
+                    if self._some_taken(session, [row["reference_number"] for row in as_rows(batch)]):
+                        written, over = write(), live > capacity
+                        if (over and not written.new) or placement.lock_live(session, self.queue, capacity) <= capacity:
+                            return written
+                    raise QueueFull(self.queue, capacity)
+            except QueueFull:
+                if clock.monotonic() >= deadline:
+                    raise
+            clock.wait(threading.Event(), CAPACITY_POLL_INTERVAL_S)  # without the lock, so that others can settle
 
     def _write_where_free(self, session: Session, rows: list[Row], rule: UniqueRule) -> Written:
         """Write rows but for those whose references the rule holds."""
@@ -240,8 +267,7 @@ class Insert:
         bound = None if rule is None else rule.bound
         whole = self.one or rule is not None or self.related is not None
         alone = len(rows) == 1 and not own
-        statements = session.sql.one if alone else session.sql
-        sql = statements.insert_many(
+        sql = (session.sql.one if alone else session.sql).insert_many(
             on_duplicate, timed=timed, grouped=bool(grouped), keep_due=self.how.keep_due and rule is None,
             bounded=bound is not None, waits=self.waits, own=own, whole=whole,
         )  # fmt: skip

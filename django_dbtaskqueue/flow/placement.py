@@ -9,9 +9,7 @@ table of the project's own may have columns of its own, which an enqueue sets.
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, time, timedelta
 from functools import lru_cache
 from hashlib import sha256
@@ -32,8 +30,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import json as json_payload, logger
 from django_dbtaskqueue.core.columns import BY_NAME, OWN_COLUMNS
-from django_dbtaskqueue.core.durations import clock
-from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, QueueFull, near_match
+from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.core.json import short_repr
 from django_dbtaskqueue.core.sql.enqueue import OwnColumns
 from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule, parse_rule
@@ -41,7 +38,6 @@ from django_dbtaskqueue.db.session import Session, aliases_of, model_of
 from django_dbtaskqueue.models import AbstractTask, Queue
 
 T = TypeVar("T")
-CAPACITY_POLL_INTERVAL_S = 0.05
 UNIQUE_OVER_HISTORY = "history"  # the setting ``unique_over`` of a queue whose references stay taken
 LEFT_TABLE = "left the table"  # what the task of a spent reference has done, in the error
 OWN_MEMBERS = "own"  # a key of a row whose values for own columns are checked, and written as JSON
@@ -91,40 +87,18 @@ def check_timeout(timeout: timedelta | None) -> None:
         raise refused("timeout", timeout, "must be None or a timedelta, e.g. timedelta(seconds=5).")
 
 
-@contextmanager
-def free_capacity(
-    session: Session, queue: str, capacity: int | None, wanted: int, timeout: timedelta | None
-) -> Iterator[None]:
-    """Give ``wanted`` places in the queue to the block, or raise ``QueueFull`` after ``timeout``.
+def lock_live(session: Session, queue: str, capacity: int, wanted: int = 0) -> int:
+    """Lock the queue's row and return how many tasks are live, counted to one more than the capacity.
 
-    Inside a SQLite transaction no room can appear, so it is raised at once.
+    Tasks that wait past their time to live are counted only where there is room for ``wanted`` beside them.
     """
-    if capacity is None:
-        yield
-        return
-    can_wait = session.postgresql or not session.connection.in_atomic_block
-    deadline = clock.monotonic() + (timeout.total_seconds() if timeout is not None and can_wait else 0.0)
-    while True:
-        try:
-            with session.atomic():
-                _claim(session, queue, capacity, wanted)
-                yield
-                return
-        except QueueFull:
-            if clock.monotonic() >= deadline:
-                raise
-        clock.wait(threading.Event(), CAPACITY_POLL_INTERVAL_S)  # without the lock, so that others can settle
-
-
-def _claim(session: Session, queue: str, capacity: int, wanted: int) -> None:
-    """Lock the queue's row and count what is live; raise ``QueueFull`` when there is not enough room."""
-    alias = session.connection.alias
     session.run(session.sql.make_queue, {"queue_name": queue})
-    Queue.objects.using(alias).select_for_update().get(pk=queue)
+    Queue.objects.using(session.connection.alias).select_for_update().get(pk=queue)
     for sql in (session.sql.live, session.sql.live_unexpired):  # the second reads more, and is rarely needed
-        if session.run(sql, {"queue_name": queue, "limit": capacity + 1})[0][0] + wanted <= capacity:
-            return
-    raise QueueFull(queue, capacity)
+        live = int(session.run(sql, {"queue_name": queue, "limit": capacity + 1})[0][0])
+        if live + wanted <= capacity:
+            break
+    return live
 
 
 def known_queues(using: str | None = None) -> set[str]:

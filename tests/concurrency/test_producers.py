@@ -3,6 +3,7 @@
 import random
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from django_dbtaskqueue import DuplicateTask, QueueFull, enqueue, enqueue_many
+from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE
 from django_dbtaskqueue.models import Task
 from tests.clock import SteppedClock
 from tests.flow.conftest import alias as alias
@@ -69,6 +71,21 @@ def full(alias: str, settings: Any) -> str:
     settings.DBTASKQUEUE = {"QUEUES": {"narrow": {"capacity": 1}}}
     enqueue("narrow", "first", using=alias)
     return alias
+
+
+@pytest.mark.parametrize("capacity", [1, 300])  # where it was lowered, a queue holds more
+@pytest.mark.parametrize("how", [*ON_DUPLICATE, "unique", "debounce:1h"])
+def test_a_duplicate_takes_no_room(alias: str, settings: Any, how: str, capacity: int) -> None:
+    options: dict[str, Any] = {"using": alias, "on_duplicate" if how in ON_DUPLICATE else "unique": how}
+    items = [{"reference": f"r{n}" if how in ON_DUPLICATE else None, "payload": n} for n in range(301)]
+    enqueue_many("claims", items[:300], **options)
+    settings.DBTASKQUEUE = {"QUEUES": {"claims": {"capacity": capacity}}}
+    for again in (partial(enqueue, **items[0]), partial(enqueue_many, items=items[:300])):
+        with pytest.raises(DuplicateTask) if how == "error" else nullcontext():
+            again("claims", **options)
+    with pytest.raises(QueueFull):
+        enqueue_many("claims", items, **options)
+    assert Task.objects.using(alias).count() == 300
 
 
 def test_who_waits_gets_the_room_that_comes_free(full: str) -> None:

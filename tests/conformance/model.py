@@ -44,9 +44,13 @@ class Queue:
     _placed: int = 0
 
     def enqueue(self, row: Row, on_duplicate: str, *, keep_due: bool) -> str:
-        if sum(self._is_live(other) for other in self.rows.values()) >= self.capacity:
-            return "full"
         there = next((one for one in self.rows.values() if row.reference and one.reference == row.reference), None)
+        sources = {"replace": ("CREATED",), "replace_running": ("CREATED", "PROCESSING")}.get(on_duplicate, ())
+        if there and on_duplicate != "ignore" and (there.status not in sources or there.group != row.group):
+            return "duplicate"
+        grows = there is None or not (on_duplicate == "ignore" or keep_due or self._is_live(there))
+        if grows and sum(self._is_live(other) for other in self.rows.values()) >= self.capacity:
+            return "full"
         self._placed += 1
         row.stamp = self._placed
         if there is None:
@@ -57,9 +61,6 @@ class Queue:
         if on_duplicate == "ignore":
             self._regroup({row.group})  # nothing is written, but the group is locked, and its head chosen anew
             return "ignored"
-        sources = {"replace": ("CREATED",), "replace_running": ("CREATED", "PROCESSING")}.get(on_duplicate, ())
-        if there.status not in sources or there.group != row.group:
-            return "duplicate"
         if there.status == "PROCESSING":
             there.status, there.attempt, there.due = "CREATED", 0, there.place[0]
         there.priority = row.priority

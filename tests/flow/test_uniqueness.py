@@ -340,9 +340,16 @@ def test_calls_that_inserted_nothing_are_counted() -> None:
 
 # -- unique_over="history": a reference stays taken when its task has left the table -----------------------------------
 def test_a_reference_stays_taken_when_its_task_is_gone(alias: str) -> None:
-    for name in ("once", "delete"):
-        enqueue(name, "r1", using=alias)
-        finish(alias, name)
+    first = enqueue("once", "r1", {"n": 1}, using=alias)
+    with pytest.raises(DuplicateTask) as refused:
+        enqueue("once", "r1", using=alias)
+    assert (refused.value.task_id, refused.value.status) == (first.pk, "CREATED")
+    assert enqueue("once", "r1", on_duplicate="ignore", using=alias).pk == first.pk
+    assert enqueue("once", "r1", {"n": 2}, on_duplicate="replace", using=alias).payload == {"n": 2}
+    assert UsedReference.objects.using(alias).count() == 1
+    enqueue("delete", "r1", using=alias)
+    finish(alias, "once")
+    finish(alias, "delete")
     assert enqueue("delete", "r1", using=alias).pk
     for on_duplicate in ("error", "replace"):
         with pytest.raises(DuplicateTask, match="a task that has left the table"):
@@ -355,17 +362,10 @@ def test_a_reference_stays_taken_when_its_task_is_gone(alias: str) -> None:
     assert enqueue("once", "r2", using=alias).pk and enqueue("once", using=alias).pk
 
 
-def test_a_task_in_the_table_is_a_duplicate_as_ever(alias: str) -> None:
-    first = enqueue("once", "r1", {"n": 1}, using=alias)
-    with pytest.raises(DuplicateTask) as refused:
+def test_it_is_taken_exactly_if_the_callers_transaction_commits(alias: str) -> None:
+    with taken_back(alias):
         enqueue("once", "r1", using=alias)
-    assert (refused.value.task_id, refused.value.status) == (first.pk, "CREATED")
-    assert enqueue("once", "r1", on_duplicate="ignore", using=alias).pk == first.pk
-    assert enqueue("once", "r1", {"n": 2}, on_duplicate="replace", using=alias).payload == {"n": 2}
-    assert UsedReference.objects.using(alias).count() == 1
-
-
-def test_many_at_once(alias: str) -> None:
+    assert not UsedReference.objects.using(alias).exists()
     enqueue("once", "r1", using=alias)
     finish(alias, "once")
     items = [("r0", 0), ("r1", 1), ("r2", 2), (None, 3)]
@@ -375,13 +375,6 @@ def test_many_at_once(alias: str) -> None:
     for counts in ((3, 1), (1, 3)):
         report = enqueue_many("once", items, on_duplicate="ignore", using=alias)
         assert (report.enqueued, report.ignored) == counts
-
-
-def test_it_is_taken_exactly_if_the_callers_transaction_commits(alias: str) -> None:
-    with taken_back(alias):
-        enqueue("once", "r1", using=alias)
-    assert not UsedReference.objects.using(alias).exists()
-    assert enqueue("once", "r1", using=alias).pk
 
 
 def test_only_an_operators_deletion_frees_it() -> None:
