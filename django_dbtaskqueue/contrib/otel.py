@@ -78,8 +78,7 @@ class Instrumentation(signals.Listener):
     def started(self, task: Lease) -> None:
         """Begin the span of an attempt, and make it the parent of what the processor does."""
         common = _attributes(task.queue, "process", "process")
-        known = trace_id(task.context_text) is not None
-        headers = json.loads(task.context_text or "{}") if known else {}
+        headers = json.loads(task.context_text or "{}") if trace_id(task.context_text) is not None else {}
         producer = PROPAGATOR.extract(headers, otel_context.Context())
         link = trace.get_current_span(producer).get_span_context()
         own: Attributes = {

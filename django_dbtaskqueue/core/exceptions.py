@@ -95,13 +95,13 @@ class PayloadError(EnqueueError):
 
 
 class QueueFull(EnqueueError):
-    """The queue is at its capacity, and stayed there until the timeout."""
+    """The queue is at its capacity, and stayed there until the timeout, or a verb would put too many tasks into it."""
 
     def __init__(self, queue: str, capacity: int) -> None:
         self.queue, self.capacity = queue, capacity
         super().__init__(
-            f"Queue {queue!r} holds its capacity of {capacity} live tasks. Pass timeout= to wait for room, "
-            "start more pollers, or raise the queue's capacity."
+            f"Queue {queue!r} holds its capacity of {capacity} live tasks. Wait for room, as enqueue(timeout=…) "
+            "does, start more pollers, or raise the queue's capacity."
         )
 
 

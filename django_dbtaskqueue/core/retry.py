@@ -93,8 +93,7 @@ class Arithmetic(_Schedule):
     step: timedelta | None = None
 
     def _delay(self, attempt: int) -> timedelta:
-        step = 2 * self.initial if self.step is None else self.step
-        return self.initial + step * (attempt - 1)
+        return self.initial + (attempt - 1) * (2 * self.initial if self.step is None else self.step)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ class BatchHandle:
         calls: dict[tuple[str, str], list[int]] = {}
         for task_id, queue in session.run(session.sql.hold_again, {"ids": ids}):
             calls.setdefault((queue, "kick"), []).append(task_id)
+        move.refuse_overfull(session, {queue for queue, _ in calls})
         usage.count_calls(session.connection, calls)
         move.wait_again(session, [task_id for ids in calls.values() for task_id in ids])
 

@@ -171,7 +171,7 @@ def _take(session: Session, scans: Sequence[Scan], full: list[bool], limit: int,
         _find_priorities(session, full_scans)
         asked = [scan for scan in scans if scan.watermarks]
         rows = take(asked) if asked else []
-        _share_out(scans, rows, begun, reached=len(scans) if len(rows) < limit else _reached(scans, rows))
+        _share_out(scans, rows, begun, limit)
     finally:
         for scan in full_scans:
             scan.cursor.scanning = False
@@ -189,18 +189,14 @@ def _find_priorities(session: Session, scans: list[Scan]) -> None:
             by_queue[queue][priority] = START
 
 
-def _reached(scans: Sequence[Scan], rows: list[Row]) -> int:
-    """Return how many scans were read: up to the last that gave something."""
-    queues = {row[QUEUE] for row in rows}
-    return max([number for number, scan in enumerate(scans, 1) if scan.cursor.queue in queues], default=0)
-
-
-def _share_out(scans: Sequence[Scan], rows: list[Row], begun: float, *, reached: int) -> None:
+def _share_out(scans: Sequence[Scan], rows: list[Row], begun: float, limit: int) -> None:
     """Give each scan its rows, and note on its cursor how far it came and what it cost."""
     by_queue: dict[str, list[Row]] = {}
     for row in rows:
         by_queue.setdefault(row[QUEUE], []).append(row)
-    seconds_per_row = (clock.monotonic() - begun) / max(1, len(rows))
+    seconds_per_row, reached = (clock.monotonic() - begun) / max(1, len(rows)), len(scans)
+    if len(rows) >= limit:  # the scans were read up to the last that gave something
+        reached = max((number for number, scan in enumerate(scans, 1) if scan.cursor.queue in by_queue), default=0)
     for number, scan in enumerate(scans):
         scan.reached = number < reached
         if not scan.reached:

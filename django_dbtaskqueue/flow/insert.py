@@ -67,11 +67,6 @@ class UniformRows:
         after = islice(self.references, 1, None)
         return None not in self.references and all(map(le, self.references, after))  # type: ignore[arg-type]
 
-    def columns(self) -> Row:
-        """Return the parameters of ``insert_uniform``."""
-        written = (b"[" + b",".join(self.payloads) + b"]").decode()
-        return {**self.same, "references": array(self.references), "payloads": written}
-
     def copied(self, queue: str, ids: list[str] | None) -> tuple[tuple[str, ...], str]:
         """Return the columns and the rows of a COPY, by reference if there are ``ids``: what ``ordered`` is for."""
         same = {"queue_name": queue, **{name: self.same[name] for name in CONSTANT_COLUMNS}}
@@ -298,9 +293,10 @@ class Insert:
         refuses = referenced and self.how.on_duplicate == "error"
         ids = self.related is not None or refuses or bool(task_changed.receivers)
         sql = session.sql.insert_uniform(referenced=referenced, ordered=referenced and batch.ordered, ids=ids)
-        params = {**batch.columns(), "queue_name": self.queue, "ids": ids}
+        payloads = (b"[" + b",".join(batch.payloads) + b"]").decode()
+        params = {**batch.same, "references": array(batch.references), "payloads": payloads, "queue_name": self.queue}
         if ids:
-            return Written.of(session, session.run(sql, params))
+            return Written.of(session, session.run(sql, {**params, "ids": True}))
         number = session.count(sql, params)
         return Written(number, number)
 

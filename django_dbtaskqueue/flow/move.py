@@ -15,19 +15,21 @@ from django.db import transaction
 from django.db.models import Case, Expression, F, Q, When
 from django.db.models.functions import Coalesce, Least, Now
 
+from django_dbtaskqueue.core.exceptions import QueueFull
 from django_dbtaskqueue.core.lease import note_own_end
 from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENT_FAILED, PARENTS
 from django_dbtaskqueue.core.states import BY_VERB, CREATED, PROCESSING, SIGNAL, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session, is_task_table
-from django_dbtaskqueue.flow import dependencies, selection, usage
+from django_dbtaskqueue.flow import dependencies, placement, selection, usage
 from django_dbtaskqueue.flow.dependencies import TaskKey, by_table
-from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
+from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup, settings_of
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, Dependency, UsedReference
 from django_dbtaskqueue.models.tasks import RECEIVED, SENT
 
 ROWS_PER_PUT_BACK = 100  # rows in one statement of ``set_back``
+FILLING = ("reprocess", "kick", "edit", "move")  # verbs that put tasks into a queue, as far as its capacity goes
 NOT_DUE_AFTER = ("cancel", "snooze", "delete")  # verbs after which no poller needs to look
 IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
 Columns = dict[str, Any]
@@ -153,14 +155,21 @@ def set_back(
         for name, value in {**before[row.pk], **given}.items():
             setattr(row, name, value)
     if rows:
-        names = [*before[rows[0].pk], *given]
         with _regrouped(tasks, groups_of([*pairs, *((row.queue, None) for row in rows)])):
-            base_rows(tasks).bulk_update(rows, names, batch_size=ROWS_PER_PUT_BACK)
+            base_rows(tasks).bulk_update(rows, [*before[rows[0].pk], *given], batch_size=ROWS_PER_PUT_BACK)
             wait_again(_session(tasks), [row.pk for row in rows if row.parked_by == PARENTS])
         _count(tasks, "put_back", [(row.pk, row.queue, row.group_key, row.status) for row in rows])
     for queue in {row.queue for row in rows if row.status == CREATED}:
         notify.wake_after_commit(transaction.get_connection(tasks.db), queue)
     return rows
+
+
+def refuse_overfull(session: Session, queues: Iterable[str]) -> None:
+    """Raise ``QueueFull`` if one of the queues, into which this transaction has put tasks, exceeds its capacity."""
+    for queue in sorted(queues):
+        capacity = settings_of(session, queue).capacity
+        if capacity is not None and placement.lock_live(session, queue, capacity) > capacity:
+            raise QueueFull(queue, capacity)
 
 
 def wait_again(session: Session, ids: list[int]) -> None:
@@ -197,6 +206,8 @@ def _change(
             some = ids[start : start + IDS_PER_STATEMENT]
             batch = table.filter(pk__in=some)
             changed += _delete(batch, some) if target is None else _update(batch, verb, given)
+    if verb in FILLING:
+        refuse_overfull(_session(table), [given["queue"]] if given and verb == "move" else groups)
     if changed and changes_groups and verb not in NOT_DUE_AFTER:
         for queue in groups:
             notify.wake_after_commit(transaction.get_connection(table.db), queue)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, time, timedelta
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any
 from zlib import crc32
 
 from django.conf import settings as django_settings
@@ -35,9 +35,8 @@ from django_dbtaskqueue.core.json import short_repr
 from django_dbtaskqueue.core.sql.enqueue import OwnColumns
 from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule, parse_rule
 from django_dbtaskqueue.db.session import Session, aliases_of, model_of
-from django_dbtaskqueue.models import AbstractTask, Queue
+from django_dbtaskqueue.models import AbstractTask, Queue, Task
 
-T = TypeVar("T")
 UNIQUE_OVER_HISTORY = "history"  # the setting ``unique_over`` of a queue whose references stay taken
 LEFT_TABLE = "left the table"  # what the task of a spent reference has done, in the error
 OWN_MEMBERS = "own"  # a key of a row whose values for own columns are checked, and written as JSON
@@ -60,7 +59,7 @@ def route(settings: QueueSettings, reference: str | None, payload: Any) -> str:
     return shards[crc32(reference.encode()) % len(shards)]
 
 
-def with_fail_over(chosen: str, shards: Sequence[str], insert: Callable[[str], T]) -> T:
+def with_fail_over(chosen: str, shards: Sequence[str], insert: Callable[[str], Task]) -> Task:
     """Run ``insert(alias)`` on the chosen shard, or on the next one if that is down and holds no transaction."""
     start = list(shards).index(chosen)
     candidates = [*shards[start:], *shards[:start]]

@@ -21,9 +21,9 @@ from django_dbtaskqueue.core.columns import COPIED, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import alias_for, model_for, only_alias
+from django_dbtaskqueue.db.session import Session, alias_for, model_for, only_alias
 from django_dbtaskqueue.flow.enqueue import enqueue_task
-from django_dbtaskqueue.flow.move import lock_groups, set_back
+from django_dbtaskqueue.flow.move import lock_groups, refuse_overfull, set_back
 from django_dbtaskqueue.flow.placement import own_fields
 from django_dbtaskqueue.flow.selection import free_references, same_rows, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, FailureGroup, TaskChange
@@ -100,6 +100,8 @@ def restore_tasks(change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, actor
         else:
             wanted[pk] = before[pk]
     back = set_back(rows.filter(pk__in=list(wanted)), wanted, lambda task: task.last_update_time == change.after_time)
+    if verb.name in ("cancel", "move"):  # the tasks come back into their queues
+        refuse_overfull(Session.on(tasks.db, tasks.model), {before[row.pk]["queue"] for row in back})
     if back and verb.name == "move":  # the references are taken no more where the tasks were moved to
         free_references(tasks.db, now[back[0].pk].queue, [row.reference for row in back])
     if missed := sorted(wanted.keys() - {task.pk for task in back}):

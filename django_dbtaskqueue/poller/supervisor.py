@@ -215,8 +215,7 @@ class Supervisor:
             logger.error("Child %s ended: %s", pid, exit_text(code))
 
     def _replace(self, child: PollerProcess, pid: int, code: int) -> None:
-        early = clock.monotonic() - child.started < EARLY_EXIT_S
-        delay = child.restart_delay if early else MIN_RESTART_DELAY_S
+        delay = child.restart_delay if clock.monotonic() - child.started < EARLY_EXIT_S else MIN_RESTART_DELAY_S
         child.restart_delay = next_pause(delay, MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S)
         child.start_at = clock.monotonic() + delay
         log = logger.info if code == 0 else logger.error

@@ -88,11 +88,21 @@ def test_a_duplicate_takes_no_room(alias: str, settings: Any, how: str, capacity
     assert Task.objects.using(alias).count() == 300
 
 
-def test_who_waits_gets_the_room_that_comes_free(full: str) -> None:
+@pytest.mark.parametrize("inside", [False, True])
+def test_who_waits_gets_the_room_that_comes_free(full: str, inside: bool) -> None:
+    """Inside a transaction of SQLite nobody else could make room: it is refused at once."""
+
+    def second() -> Task:
+        with transaction.atomic(using=full) if inside else nullcontext():
+            return enqueue("narrow", "second", timeout=LONG, using=full)
+
+    in_vain = inside and full == "sqlite"
     with actors(1) as (producer,):
-        second = producer.do(enqueue, "narrow", "second", timeout=LONG, using=full)
-        Task.objects.db_manager(full).checkout("narrow", poller_instance="p")[0].complete()
-        assert second.result(PATIENCE).reference == "second"
+        answer = producer.do(second)
+        if not in_vain:
+            Task.objects.db_manager(full).checkout("narrow", poller_instance="p")[0].complete()
+        with pytest.raises(QueueFull) if in_vain else nullcontext():
+            assert answer.result(PATIENCE).reference == "second"
 
 
 @pytest.mark.parametrize("parked", [None, "no handler for payload type Alien"])
@@ -119,18 +129,3 @@ def test_who_waits_in_vain_is_told(full: str, clock: SteppedClock) -> None:
         clock.advance(LONG.total_seconds())
         with pytest.raises(QueueFull, match="capacity of 1"):
             second.result(PATIENCE)
-
-
-def test_room_appears_inside_a_transaction_on_postgresql_only(full: str) -> None:
-    """A producer inside a transaction waits on PostgreSQL; on SQLite nobody else could make room."""
-
-    def in_transaction() -> Task:
-        with transaction.atomic(using=full):
-            return enqueue("narrow", "second", timeout=LONG, using=full)
-
-    with actors(1) as (producer,):
-        second = producer.do(in_transaction)
-        if full == "default":
-            Task.objects.checkout("narrow", poller_instance="p")[0].complete()
-        with pytest.raises(QueueFull) if full == "sqlite" else nullcontext():
-            assert second.result(PATIENCE).reference == "second"

@@ -49,7 +49,7 @@ class Queue:
         if there and on_duplicate != "ignore" and (there.status not in sources or there.group != row.group):
             return "duplicate"
         grows = there is None or not (on_duplicate == "ignore" or keep_due or self._is_live(there))
-        if grows and sum(self._is_live(other) for other in self.rows.values()) >= self.capacity:
+        if grows and sum(map(self._is_live, self.rows.values())) >= self.capacity:
             return "full"
         self._placed += 1
         row.stamp = self._placed
@@ -154,12 +154,15 @@ class Queue:
         self.deleted += 1
         self._regroup({row.group})
 
-    def move(self, verb: str, limit: int | None = None) -> int:
+    def move(self, verb: str, limit: int | None = None) -> int | str:
         sources = {
             "reprocess": ("ERROR",), "mark_poison": ("ERROR",), "unpoison": ("POISON",), "kick": ("POISON",),
             "cancel": ("CREATED", "PROCESSING"), "release_all": ("PROCESSING",),
         }[verb]  # fmt: skip
         chosen = [row for row in sorted(self.rows.values(), key=lambda row: row.id) if row.status in sources][:limit]
+        live = sum(map(self._is_live, self.rows.values()))
+        if verb in ("reprocess", "kick") and chosen and live + len(chosen) > self.capacity:
+            return "full"
         act = getattr(self, f"_{verb}")
         # All of one act stand at the same moment: among them the smaller id is first.
         self._placed += 1

@@ -171,14 +171,6 @@ def test_a_taken_reference_is_an_error_that_names_it_and_its_holder(alias: str, 
     assert references(alias) == ["after"]
 
 
-@pytest.mark.parametrize("apart", [1, 5_500])
-def test_a_reference_that_stands_twice_among_the_items_is_an_error(alias: str, apart: int) -> None:
-    items = [("twice", 0), *[(None, 0)] * (apart - 1), ("twice", 1)]
-    with pytest.raises(DuplicateTask, match="'twice'"):
-        enqueue_many("parcels", items, using=alias)
-    assert not Task.objects.using(alias).exists()
-
-
 @pytest.mark.parametrize("others", [1, 300])
 def test_ignore_counts_what_it_leaves(alias: str, others: int) -> None:
     make_task("ERROR", reference="old", payload=0, using=alias)
@@ -195,10 +187,12 @@ def test_ignore_counts_what_it_leaves(alias: str, others: int) -> None:
 
 
 @pytest.mark.parametrize("apart", [1, 5_500])
-def test_replace_counts_new_and_replaced(alias: str, apart: int) -> None:
-    """The last item of a reference wins; every item is counted once."""
-    make_task(reference="old", payload=0, using=alias)
+def test_of_a_reference_that_stands_twice_replace_takes_the_last_item_and_counts_each(alias: str, apart: int) -> None:
     items = [("old", 1), ("new", 2), *[(None, 0)] * (apart - 1), ("new", 3)]
+    with pytest.raises(DuplicateTask, match="'new'"):
+        enqueue_many("parcels", items, using=alias)
+    assert not Task.objects.using(alias).exists()
+    make_task(reference="old", payload=0, using=alias)
     report = enqueue_many("parcels", items, on_duplicate="replace", using=alias)
     assert report == EnqueueReport(enqueued=apart, replaced=2)
     stored = dict(Task.objects.using(alias).exclude(reference=None).values_list("reference", "payload"))

@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,14 +11,15 @@ from django.core.exceptions import PermissionDenied
 from django.core.management import CommandError
 from django.test import Client
 
-from django_dbtaskqueue import LeaseLost, enqueue, queue
+from django_dbtaskqueue import LeaseLost, QueueFull, batch, enqueue, queue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Task
 from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, VerbOptions
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, VerbOptions
 from django_dbtaskqueue.pull.leases import checkout
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ADMIN, TASKS, command, failure_group, post, refused, text, user, work as run
@@ -78,6 +80,29 @@ def test_a_task_that_was_cancelled_while_it_ran_waits_again(alias: str) -> None:
     assert [{**row, **{name: before[0][name] for name in taken}} for row in rows(alias)] == before
 
 
+def test_no_verb_makes_a_queue_fuller_than_its_capacity(alias: str, settings: Any) -> None:
+    queues: dict[str, Any] = {QUEUE: {"database": alias}, "letters": {"database": alias}}
+    settings.DBTASKQUEUE = {"QUEUES": queues}
+    with batch("b", using=alias) as made:
+        enqueue(QUEUE, after=(parent := enqueue(QUEUE)), on_parent_failure="cancel")
+    cancelled = done("cancel", f"id:{parent.pk}", alias)
+    dependencies.sweep(Session.on(alias))
+    failed, moved, _ = make_task(Status.ERROR, using=alias), enqueue("letters"), enqueue(QUEUE)
+    settings.DBTASKQUEUE = {"QUEUES": {**queues, QUEUE: {"database": alias, "capacity": 1}}}
+    tasks, before, options = Task.objects.db_manager(alias).all(), rows(alias), VerbOptions(queue=QUEUE)
+    for full in (
+        *(tasks.reprocess, partial(tasks.kick, 1), made.retry),
+        partial(act_on_ids, tasks, [failed.pk], ActionRequest(ID_VERBS["edit"], options=options), Actor()),
+        partial(act_on_ids, tasks, [moved.pk], ActionRequest(ID_VERBS["move"], options=options), Actor()),
+    ):
+        refused("holds its capacity of 1 live tasks", full, error=QueueFull)
+    for ordered in (bulk.start("reprocess", f"queue:{QUEUE}", None, using=alias), bulk.put_back(cancelled, Actor())):
+        run(alias)
+        ordered.refresh_from_db()
+        assert (ordered.state, ordered.note.split(":")[0]) == ("FAILED", "QueueFull")
+    assert rows(alias) == before
+
+
 def test_a_group_comes_back_in_its_order(alias: str) -> None:
     first = make_task(using=alias, group_key="g")
     make_task(using=alias, group_key="g", parked_by="group")
@@ -90,6 +115,12 @@ def test_a_group_comes_back_in_its_order(alias: str) -> None:
 
 def test_a_wait_for_parents_goes_where_the_task_goes_and_ends_when_they_have_ended(alias: str, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": alias}, "letters": {"database": alias}}}
+    enqueue("letters", after=enqueue(QUEUE), on_parent_failure="cancel")
+    cancelled = done("cancel", "queue:letters", alias)
+    checkout(QUEUE, poller_instance="p:1:x", using=alias)[0].poison()
+    assert put_back(cancelled, alias).changed == 1
+    dependencies.sweep(Session.on(alias))
+    assert "parent task" in Task.objects.using(alias).get(queue="letters").process_result, "it hears of the failure"
     parent = enqueue(QUEUE, using=alias)
     cancelled, moved, grouped = (enqueue(QUEUE, after=parent, group=group, using=alias) for group in (None, None, "g"))
     cancels = [done("cancel", f"id:{task.pk}", alias) for task in (cancelled, grouped)]
@@ -102,16 +133,6 @@ def test_a_wait_for_parents_goes_where_the_task_goes_and_ends_when_they_have_end
     put_back(cancels.pop(), alias)
     assert {task.pk for task in Task.objects.using(alias).due()} == {cancelled.pk, moved.pk, grouped.pk}
     assert Task.objects.using(alias).get(pk=moved.pk).queue == "letters"
-
-
-def test_a_wait_that_is_put_back_hears_of_a_parent_that_failed(alias: str, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": alias}, "letters": {"database": alias}}}
-    enqueue("letters", after=enqueue(QUEUE), on_parent_failure="cancel")
-    cancelled = done("cancel", "queue:letters", alias)
-    checkout(QUEUE, poller_instance="p:1:x", using=alias)[0].poison()
-    assert put_back(cancelled, alias).changed == 1
-    dependencies.sweep(Session.on(alias))
-    assert "parent task" in Task.objects.using(alias).get(queue="letters").process_result
 
 
 def test_a_move_takes_a_reference_that_stays_taken_and_gives_it_back(alias: str, settings: Any) -> None:
@@ -130,8 +151,7 @@ def test_a_move_takes_a_reference_that_stays_taken_and_gives_it_back(alias: str,
     assert enqueue("letters", "new", on_duplicate="ignore").pk is None
 
 
-def test_a_parent_that_is_put_back_ends_once_more(alias: str, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": alias}}}
+def test_a_parent_that_is_put_back_ends_once_more(alias: str) -> None:
     parent = enqueue(QUEUE, using=alias)
     child = enqueue(QUEUE, after=parent, using=alias)
     cancelled = done("cancel", f"id:{parent.pk}", alias)
@@ -159,7 +179,11 @@ def test_the_page_offers_it_and_refuses_in_words(op: Client) -> None:
     task = make_task(Status.ERROR)
     operation = done("reprocess")
     page, asked = f"{OPERATIONS}{operation.pk}/change/", {"operation": operation.pk, "put_back": "1"}
-    assert "Put back as it was" in text(op.get(page))
+    shown = text(op.get(page))
+    assert "Put back as it was" in shown and "1 of 1" in shown
+    BulkOperation.objects.update(estimate=0)
+    shown = text(op.get(page))
+    assert "1 of 0" not in shown and ">1</dd>" in shown, "it did not change more than it expected"
     assert "stays as it is" in text(op.post(OPERATIONS, asked)), "it asks for a confirmation"
     answer = op.post(OPERATIONS, {**asked, "confirm": "yes", "reason": "wrong ones"})
     run()
@@ -193,15 +217,6 @@ def test_what_was_done_to_one_task_is_put_back_like_a_bulk_operation(op: Client)
     assert rows() == before
     post(op, "tasks/mark_poison/ids", ids=[0])
     assert BulkOperation.objects.latest("pk").verb == "put_back", "nothing changed, so there is nothing to put back"
-
-
-def test_no_operation_changed_more_than_it_expected(op: Client) -> None:
-    make_task(Status.ERROR)
-    address = f"{OPERATIONS}{done('reprocess').pk}/change/"
-    assert "1 of 1" in text(op.get(address))
-    BulkOperation.objects.update(estimate=0)
-    shown = text(op.get(address))
-    assert "1 of 0" not in shown and ">1</dd>" in shown
 
 
 def test_a_group_is_named_by_its_error_and_a_task_by_its_reference(op: Client) -> None:

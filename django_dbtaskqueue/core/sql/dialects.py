@@ -115,8 +115,7 @@ class Dialect:
         joined = "".join(texts)
         if "\\" in joined or '"' in joined:
             texts = [text.replace("\\", "\\\\").replace('"', '\\"') for text in texts]
-        quoted = '","'.join(texts)
-        return f'{{"{quoted}"}}' if texts else "{}"
+        return '{"' + '","'.join(texts) + '"}' if texts else "{}"
 
 
 POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "least", "FOR NO KEY UPDATE OF t")
