@@ -66,9 +66,8 @@ class BatchHandle:
         """Reprocess its tasks in ERROR, and return how many. Those that a parent's end has cancelled wait again."""
         number = 0
         for tasks in self.tasks():
-            session = Session(connections[self.alias], tasks.model)
             with transaction.atomic(using=self.alias):
-                self._hold_again(session, tasks)
+                self._hold_again(Session(connections[self.alias], tasks.model), tasks)
                 number += move.change_statuses(tasks, "reprocess")
         return number
 

@@ -240,7 +240,7 @@ def _of_the_time(case: _Case) -> Iterator[Explanation]:
         yield _behind_head(case)
     if not case.lapsed and due > case.now:
         text = _("The task is due in %(time)s.")
-        if task.attempt:
+        if task.attempt and task.process_result is not None and task.result is None:  # as ``_failed_last``
             text = _("Attempt %(attempt)s of %(max_attempts)s is due in %(time)s, because the last one failed.")
         facts = {"due": due, "attempt": task.attempt + 1, "max_attempts": task.max_attempts}
         yield _because("not_due", text, {"time": _span(case.now, due)}, **facts)

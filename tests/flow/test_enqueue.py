@@ -219,6 +219,8 @@ COMMANDS_OF_A_DATABASE = (
 def test_an_unknown_queue_or_database_is_named_with_its_nearest_match() -> None:
     with pytest.raises(UnknownQueue, match=r"Unknown queue 'parcles'\. Did you mean 'parcels'\?.*letters.*parcels"):
         enqueue("parcles")
+    with pytest.raises(UnknownQueue, match="Did you mean 'parcels'"):
+        enqueue_many("parcel", [])
     assert issubclass(UnknownQueue, EnqueueError) and issubclass(EnqueueError, TaskQueueError)
     calls: list[Callable[[str], object]] = [
         lambda name: enqueue("parcels", using=name),
@@ -284,6 +286,9 @@ def test_a_bad_argument_is_named() -> None:
     ]:
         with pytest.raises(EnqueueError, match=re.escape(words)):
             enqueue("parcels", **options)
+    for option, word in (("on_duplicate", "merge"), ("on_invalid", "skip")):
+        with pytest.raises(EnqueueError, match=f"{option}='{word}'"):
+            enqueue_many("parcels", [], **{option: word})  # type: ignore[arg-type]
     assert not Task.objects.exists()
     assert enqueue("parcels", lease=timedelta(milliseconds=100)).lease_seconds == 0.1
 

@@ -17,7 +17,7 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 import django_dbtaskqueue
-from django_dbtaskqueue import DuplicateTask, EnqueueReport, PayloadError, UnknownQueue, enqueue, enqueue_many
+from django_dbtaskqueue import DuplicateTask, EnqueueReport, PayloadError, enqueue, enqueue_many
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core import context
 from django_dbtaskqueue.core.columns import InsertOptions
@@ -148,15 +148,6 @@ def test_reject_leaves_bad_items_out_and_says_why(alias: str) -> None:
     assert [(one.index, one.reference) for one in report.rejections] == [(1, "b"), (2, None), (3, "c"), (5, "")]
     assert all(f"items[{one.index}]" in str(one.error) for one in report.rejections)
     assert references(alias) == ["a", "d"]
-
-
-def test_unknown_queues_and_words_are_refused() -> None:
-    with pytest.raises(UnknownQueue, match="Did you mean 'parcels'"):
-        enqueue_many("parcel", [])
-    with pytest.raises(EnqueueError, match="on_duplicate='merge'"):
-        enqueue_many("parcels", [], on_duplicate="merge")
-    with pytest.raises(EnqueueError, match="on_invalid='skip'"):
-        enqueue_many("parcels", [], on_invalid="skip")
 
 
 @pytest.mark.parametrize("others", [1, 300])

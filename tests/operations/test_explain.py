@@ -48,17 +48,12 @@ def is_told(task: Any, code: str, *words: str) -> str:
     return found.sentence
 
 
-def test_the_queue_is_paused(alias: str) -> None:
+def test_the_queue_is_paused_or_no_living_poller_serves_it(alias: str) -> None:
     task = enqueue(QUEUE, using=alias)
     pause(QUEUE, alias, by="ada", reason="the insurer is down", until=timezone.now() + HOUR)
     is_told(task, "paused", "by ada: the insurer is down, until 20")
     assert explain(task).facts["by"] == "ada"
     Queue.objects.using(alias).update(paused_until=timezone.now() - HOUR)
-    is_told(task, "no_poller")
-
-
-def test_no_living_poller_serves_the_queue(alias: str) -> None:
-    task = enqueue(QUEUE, using=alias)
     start = "Start one: manage.py runtaskpoller --queue parcels"
     is_told(task, "no_poller", f"No living poller serves queue parcels. {start}")
     poller(alias, "stopped", state="STOPPED")
@@ -143,7 +138,12 @@ def test_it_waits_behind_the_head_of_its_group(alias: str) -> None:
 def test_it_is_not_due_or_its_time_or_its_attempts_are_over(alias: str) -> None:
     poller(alias)
     is_told(enqueue(QUEUE, delay=HOUR + MINUTE, using=alias), "not_due", "The task is due in 1h")
-    is_told(make_task(ready_time=HOUR + MINUTE, attempt=2, using=alias), "not_due", "Attempt 3 of 5 is due in 1h")
+    parcels = queue(QUEUE, using=alias)
+    failed, reenqueued = parcels.put(), parcels.put()
+    parcels.take().fail("no route", delay=HOUR + MINUTE)
+    parcels.take().reenqueue(HOUR + MINUTE, "halfway", keep_attempts=True)
+    is_told(failed, "not_due", "Attempt 2 of 5 is due in 1h, because the last one failed.")
+    is_told(reenqueued, "not_due", "The task is due in 1h")
     task = enqueue(QUEUE, ttl=MINUTE, using=alias)
     age(HOUR, using=alias)
     pause(QUEUE, alias, by="ada")
