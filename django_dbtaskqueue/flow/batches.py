@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.context import set_inside
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.json import is_name
 from django_dbtaskqueue.core.sql.dialects import PARENT_FAILED
-from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
+from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, Status
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow import move, usage
 from django_dbtaskqueue.flow.dependencies import Members, TaskKey, attach, by_table, members
@@ -66,7 +66,7 @@ class BatchHandle:
         """Reprocess its tasks in ERROR, and return how many. Those that a parent's end has cancelled wait again."""
         number = 0
         for tasks in self.tasks():
-            with transaction.atomic(using=self.alias):
+            with transaction.atomic(using=self.alias), move.not_overfull(tasks.filter(status__in=(ERROR, POISON))):
                 self._hold_again(Session(connections[self.alias], tasks.model), tasks)
                 number += move.change_statuses(tasks, "reprocess")
         return number
@@ -78,7 +78,6 @@ class BatchHandle:
         calls: dict[tuple[str, str], list[int]] = {}
         for task_id, queue in session.run(session.sql.hold_again, {"ids": ids}):
             calls.setdefault((queue, "kick"), []).append(task_id)
-        move.refuse_overfull(session, {queue for queue, _ in calls})
         usage.count_calls(session.connection, calls)
         move.wait_again(session, [task_id for ids in calls.values() for task_id in ids])
 

@@ -183,12 +183,11 @@ class Insert:
         while True:
             try:
                 with session.atomic():
-                    live = placement.lock_live(session, self.queue, capacity, len(batch))
-                    if live + len(batch) <= capacity:
+                    if placement.lock_live(session, self.queue, capacity, len(batch)) + len(batch) <= capacity:
                         return write()
                     if self._some_taken(session, [row["reference_number"] for row in as_rows(batch)]):
-                        written, over = write(), live > capacity
-                        if (over and not written.new) or placement.lock_live(session, self.queue, capacity) <= capacity:
+                        written = write()
+                        if not written.new or placement.lock_live(session, self.queue, capacity) <= capacity:
                             return written
                     raise QueueFull(self.queue, capacity)
             except QueueFull:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ from django.db import transaction
 from django.db.models import Case, Expression, F, Q, When
 from django.db.models.functions import Coalesce, Least, Now
 
-from django_dbtaskqueue.core.exceptions import QueueFull
+from django_dbtaskqueue.conf.overrides import overridden_settings
+from django_dbtaskqueue.core.exceptions import QueueFull, UnknownQueue
 from django_dbtaskqueue.core.lease import note_own_end
 from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENT_FAILED, PARENTS
 from django_dbtaskqueue.core.states import BY_VERB, CREATED, PROCESSING, SIGNAL, TERMINAL, sources
@@ -23,14 +24,12 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session, is_task_table
 from django_dbtaskqueue.flow import dependencies, placement, selection, usage
 from django_dbtaskqueue.flow.dependencies import TaskKey, by_table
-from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup, settings_of
+from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, Dependency, UsedReference
 from django_dbtaskqueue.models.tasks import RECEIVED, SENT
 
 ROWS_PER_PUT_BACK = 100  # rows in one statement of ``set_back``
-FILLING = ("reprocess", "kick", "edit", "move")  # verbs that put tasks into a queue, as far as its capacity goes
-NOT_DUE_AFTER = ("cancel", "snooze", "delete")  # verbs after which no poller needs to look
 IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
 Columns = dict[str, Any]
 LOCKED = "pk", "queue", "group_key", "status"  # what is read of the tasks that a verb changes
@@ -107,8 +106,7 @@ def change_statuses(tasks: Tasks, verb: str, *, call: str = "") -> int:
     Deletions are counted; their holders get ``LeaseLost``. ``call``: how it is counted, if not by its verb.
     """
     allowed = as_filterable(tasks).filter(CONDITIONS[verb], status__in=sources(verb))
-    with transaction.atomic(using=allowed.db):
-        lock_groups(allowed, verb)
+    with transaction.atomic(using=allowed.db), locked_groups(allowed, verb):
         rows = list(with_row_locks(allowed, wait=True).values_list(*LOCKED))
         return _change(base_rows(allowed), rows, verb, call=call)
 
@@ -118,22 +116,26 @@ def kick(tasks: Tasks, n: int) -> int:
     if n < 0:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
     tasks = as_filterable(tasks).filter(status__in=sources("kick"))
-    with transaction.atomic(using=tasks.db):
+    with transaction.atomic(using=tasks.db), not_overfull(tasks):
         first = with_row_locks(tasks).values_list(*LOCKED)
         rows = lock_in_order(_session(tasks), lambda: list(first[:n]), lambda rows: groups_of(row[1:3] for row in rows))
         return _change(base_rows(tasks), rows, "kick")
 
 
-def lock_groups(tasks: Tasks, verb: str, given: Mapping[str, Any] | None = None) -> None:
-    """Lock the groups of some tasks if the verb changes them. Call it before the rows are locked, as a settle does."""
-    if verb in CHANGE_GROUPS:
-        grouped = tasks.filter(group_key__isnull=False).order_by()
-        if groups := groups_of(grouped.values_list("queue", "group_key").distinct()):
-            lock_all(_session(tasks), _with_entered(groups, given) if verb == "move" else groups)
+@contextmanager
+def locked_groups(tasks: Tasks, verb: str, given: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Lock the groups of some tasks if the verb changes them, before the block locks the rows, as a settle does."""
+    moves_to = [given["queue"]] if given and verb == "move" else None
+    with not_overfull(tasks, moves_to) if verb in ("reprocess", "kick", "edit", "move") else nullcontext():
+        if verb in CHANGE_GROUPS:
+            grouped = tasks.filter(group_key__isnull=False).order_by()
+            if groups := groups_of(grouped.values_list("queue", "group_key").distinct()):
+                lock_all(_session(tasks), _with_entered(groups, given) if moves_to else groups)
+        yield
 
 
 def change_locked(tasks: Sequence[AbstractTask], verb: str, given: Mapping[str, Any] | None = None) -> int:
-    """Do a verb to tasks of one table that this transaction has read and locked, after ``lock_groups``."""
+    """Do a verb to tasks of one table that this transaction has read and locked, in ``locked_groups``."""
     rows = [(task.pk, task.queue, task.group_key, task.status) for task in tasks]
     return _change(type(tasks[0])._base_manager.using(tasks[0]._state.db), rows, verb, given)
 
@@ -164,11 +166,18 @@ def set_back(
     return rows
 
 
-def refuse_overfull(session: Session, queues: Iterable[str]) -> None:
-    """Raise ``QueueFull`` if one of the queues, into which this transaction has put tasks, exceeds its capacity."""
-    for queue in sorted(queues):
-        capacity = settings_of(session, queue).capacity
-        if capacity is not None and placement.lock_live(session, queue, capacity) > capacity:
+@contextmanager
+def not_overfull(tasks: Tasks, queues: Iterable[str] | None = None) -> Iterator[None]:
+    """Lock the tasks' queues, or those given, as an enqueue does; raise ``QueueFull`` if the block overfills one."""
+    limited = {}
+    for queue in sorted(tasks.order_by().values_list("queue", flat=True).distinct() if queues is None else queues):
+        with suppress(UnknownQueue):
+            if (capacity := overridden_settings(queue, tasks.db).capacity) is not None:
+                placement.lock_live(_session(tasks), queue, capacity)
+                limited[queue] = capacity
+    yield
+    for queue, capacity in limited.items():
+        if placement.lock_live(_session(tasks), queue, capacity) > capacity:
             raise QueueFull(queue, capacity)
 
 
@@ -206,9 +215,7 @@ def _change(
             some = ids[start : start + IDS_PER_STATEMENT]
             batch = table.filter(pk__in=some)
             changed += _delete(batch, some) if target is None else _update(batch, verb, given)
-    if verb in FILLING:
-        refuse_overfull(_session(table), [given["queue"]] if given and verb == "move" else groups)
-    if changed and changes_groups and verb not in NOT_DUE_AFTER:
+    if changed and changes_groups and verb not in ("cancel", "snooze", "delete"):  # after these no poller has to look
         for queue in groups:
             notify.wake_after_commit(transaction.get_connection(table.db), queue)
     return changed

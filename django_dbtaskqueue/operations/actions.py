@@ -21,9 +21,9 @@ from django_dbtaskqueue.core.columns import COPIED, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import Session, alias_for, model_for, only_alias
+from django_dbtaskqueue.db.session import alias_for, model_for, only_alias
 from django_dbtaskqueue.flow.enqueue import enqueue_task
-from django_dbtaskqueue.flow.move import lock_groups, refuse_overfull, set_back
+from django_dbtaskqueue.flow.move import locked_groups, not_overfull, set_back
 from django_dbtaskqueue.flow.placement import own_fields
 from django_dbtaskqueue.flow.selection import free_references, same_rows, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, FailureGroup, TaskChange
@@ -99,9 +99,9 @@ def restore_tasks(change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, actor
             skips[_("not permitted on queue %(queue)s") % {"queue": denied[0]}].append(pk)
         else:
             wanted[pk] = before[pk]
-    back = set_back(rows.filter(pk__in=list(wanted)), wanted, lambda task: task.last_update_time == change.after_time)
-    if verb.name in ("cancel", "move"):  # the tasks come back into their queues
-        refuse_overfull(Session.on(tasks.db, tasks.model), {before[row.pk]["queue"] for row in back})
+    queues = {columns["queue"] for columns in wanted.values()} if verb.name in ("cancel", "move") else ()
+    with not_overfull(tasks, queues):
+        back = set_back(rows.filter(pk__in=[*wanted]), wanted, lambda row: row.last_update_time == change.after_time)
     if back and verb.name == "move":  # the references are taken no more where the tasks were moved to
         free_references(tasks.db, now[back[0].pk].queue, [row.reference for row in back])
     if missed := sorted(wanted.keys() - {task.pk for task in back}):
@@ -280,27 +280,27 @@ def change_tasks(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest
     """
     rows, verb = narrow(tasks, actor), request.verb
     eligible = rows.filter(verb.condition(rows.model, request.options), pk__in=ids)
-    lock_groups(eligible, verb.edge, {"queue": request.options.queue})
-    restored, payload = () if verb.deletes else RESTORED, ("payload",) if verb.name == "edit" else ()
-    columns = ("queue", "status", "group_key", "reference", "fingerprint", "watched", *restored, *payload)
-    locked = {row.pk: row for row in with_row_locks(eligible.only(*columns))}
-    refused = verb.refused(list(locked.values()))
-    left = [pk for pk in ids if pk not in locked]
-    why = _reasons_for_others(rows.filter(pk__in=left), request) if left else {}
-    queues = {row.queue for row in locked.values()} | {queue for queue, _reason in why.values()}
-    denied = {queue for queue in queues if not verb.allowed(actor, queue, request.options.queue)}
-    report, skips = ActReport(), defaultdict(list)
-    for pk in ids:
-        queue, reason = why.get(pk, ("", _("there is no such task")))
-        if pk in locked:
-            queue, reason = locked[pk].queue, refused.get(pk, "")
-        if queue in denied:
-            reason = _("not permitted on queue %(queue)s") % {"queue": queue}
-        if reason:
-            skips[reason].append(pk)
-        else:
-            report.tasks.append(locked[pk])
-    report.changed = verb.run(report.tasks, request.options, actor.name) if report.tasks else 0
+    with locked_groups(eligible, verb.edge, {"queue": request.options.queue}):
+        restored, payload = () if verb.deletes else RESTORED, ("payload",) if verb.name == "edit" else ()
+        columns = ("queue", "status", "group_key", "reference", "fingerprint", "watched", *restored, *payload)
+        locked = {row.pk: row for row in with_row_locks(eligible.only(*columns))}
+        refused = verb.refused(list(locked.values()))
+        left = [pk for pk in ids if pk not in locked]
+        why = _reasons_for_others(rows.filter(pk__in=left), request) if left else {}
+        queues = {row.queue for row in locked.values()} | {queue for queue, _reason in why.values()}
+        denied = {queue for queue in queues if not verb.allowed(actor, queue, request.options.queue)}
+        report, skips = ActReport(), defaultdict(list)
+        for pk in ids:
+            queue, reason = why.get(pk, ("", _("there is no such task")))
+            if pk in locked:
+                queue, reason = locked[pk].queue, refused.get(pk, "")
+            if queue in denied:
+                reason = _("not permitted on queue %(queue)s") % {"queue": queue}
+            if reason:
+                skips[reason].append(pk)
+            else:
+                report.tasks.append(locked[pk])
+        report.changed = verb.run(report.tasks, request.options, actor.name) if report.tasks else 0
     report.skips = dict(skips)
     return report
 

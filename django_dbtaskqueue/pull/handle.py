@@ -117,7 +117,11 @@ class QueueHandle:
 
         Another consumer may take the task first. Threads are woken as those in ``take``. ``group``: as there.
         """
-        return self._block(self._find, _checked("timeout", timeout) or None, group, takes=False) is not None
+
+        def find(aliases: tuple[str, ...], group: str | None) -> str | None:
+            return next((one for one in aliases if leases.is_ready(self.name, one, tags=self.tags, group=group)), None)
+
+        return self._block(find, _checked("timeout", timeout) or None, group, takes=False) is not None
 
     def ack(self, task: Lease | str, result: Any = None) -> None:
         """Settle as COMPLETED, or as the queue's ``keep`` setting says. Raises ``LeaseLost``."""
@@ -322,9 +326,6 @@ class QueueHandle:
         key = blocking.WaitKey(self.name, aliases, self.tags, group, takes)
         pause = partial(self._pause, aliases)
         return blocking.take_waiting(key, partial(poll, aliases, group), until, pause, alone=inside)
-
-    def _find(self, aliases: tuple[str, ...], group: str | None) -> str | None:
-        return next((one for one in aliases if leases.is_ready(self.name, one, tags=self.tags, group=group)), None)
 
     def _poll(self, aliases: tuple[str, ...], group: str | None) -> Lease | None:
         for alias in random.sample(aliases, len(aliases)):

@@ -39,13 +39,6 @@ class PullPort(SettlePort):
         for lease, settlement in pairs if self.log_level else ():
             notify.on_commit(session.connection, partial(observe.ended, lease, settlement, by_code=True))
 
-    def log_taken(self, leases: Sequence[Lease]) -> None:
-        """Log that tasks were taken, once that is committed."""
-        if self.log_level:
-            for lease in leases:
-                lease.begun = clock.monotonic()
-            notify.on_commit(self.session.connection, partial(observe.taken, leases))
-
 
 class ManualSettlePort(PullPort):
     """The port of a lease that the pull API took: its calls are counted by the names of its verbs."""
@@ -101,7 +94,10 @@ def take(
     while True:
         cursor = ScanCursor(queue, settings.max_wait)
         taken = due.take([QueueShare(cursor, limit, port=port, strategy=strategy, limiter=limiter)], limit)
-        port.log_taken(taken)
+        if port.log_level:
+            for task in taken:
+                task.begun = clock.monotonic()
+            notify.on_commit(session.connection, partial(observe.taken, taken))
         fitting = [task for task in taken if _fit(task, settings)]
         if fitting or not (go_on if taken else limiter and limiter.put_off):  # behind groups that must wait are others
             return fitting

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections, transaction
 from django.utils import timezone
 
-from django_dbtaskqueue import DuplicateTask, QueueFull, enqueue, enqueue_many
+from django_dbtaskqueue import DuplicateTask, QueueFull, batch, enqueue, enqueue_many
 from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE
 from django_dbtaskqueue.models import Task
 from tests.clock import SteppedClock
@@ -86,6 +86,24 @@ def test_a_duplicate_takes_no_room(alias: str, settings: Any, how: str, capacity
     with pytest.raises(QueueFull):
         enqueue_many("claims", items, **options)
     assert Task.objects.using(alias).count() == 300
+
+
+@pytest.mark.parametrize("verb", ["reprocess", "kick", "retry"])
+def test_an_operator_and_a_producer_do_not_wait_in_a_circle(settings: Any, verb: str) -> None:
+    settings.DBTASKQUEUE, tasks = {"QUEUES": {"narrow": {"capacity": 9}}}, Task.objects.filter(group_key="g")
+    with batch("b") as made:
+        enqueue("narrow", group="g")
+    (lease,) = Task.objects.checkout("narrow", poller_instance="p")
+    lease.poison() if verb == "kick" else lease.fail(retry=False)
+    act = {"reprocess": tasks.reprocess, "kick": partial(tasks.kick, 1), "retry": made.retry}[verb]
+    with actors(1) as (operator,):
+        pid = operator.do(backend_pid).result(PATIENCE)
+        with transaction.atomic():
+            enqueue("narrow")  # locks the queue
+            done = operator.do(act)
+            until_blocked(pid)
+            enqueue("narrow", group="g")  # locks the group
+        assert done.result(PATIENCE) == 1
 
 
 @pytest.mark.parametrize("inside", [False, True])

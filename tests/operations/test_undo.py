@@ -88,7 +88,10 @@ def test_no_verb_makes_a_queue_fuller_than_its_capacity(alias: str, settings: An
     cancelled = done("cancel", f"id:{parent.pk}", alias)
     dependencies.sweep(Session.on(alias))
     failed, moved, _ = make_task(Status.ERROR, using=alias), enqueue("letters"), enqueue(QUEUE)
+    with batch("waits", using=alias) as waiting:
+        enqueue(QUEUE)
     settings.DBTASKQUEUE = {"QUEUES": {**queues, QUEUE: {"database": alias, "capacity": 1}}}
+    assert waiting.retry() == 0
     tasks, before, options = Task.objects.db_manager(alias).all(), rows(alias), VerbOptions(queue=QUEUE)
     for full in (
         *(tasks.reprocess, partial(tasks.kick, 1), made.retry),
