@@ -15,6 +15,7 @@ from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE
 from django_dbtaskqueue.models import Task
 from tests.clock import SteppedClock
 from tests.flow.conftest import alias as alias
+from tests.operations.site import refused
 from tests.support import PATIENCE, actors, at_once, backend_pid, until, until_blocked
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
@@ -83,8 +84,7 @@ def test_a_duplicate_takes_no_room(alias: str, settings: Any, how: str, capacity
     for again in (partial(enqueue, **items[0]), partial(enqueue_many, items=items[:300])):
         with pytest.raises(DuplicateTask) if how == "error" else nullcontext():
             again("claims", **options)
-    with pytest.raises(QueueFull):
-        enqueue_many("claims", items, **options)
+    refused(None, enqueue_many, "claims", items, error=QueueFull, **options)
     assert Task.objects.using(alias).count() == 300
 
 
@@ -129,8 +129,7 @@ def test_a_task_past_its_time_to_live_takes_no_room(full: str, parked: str | Non
     first = Task.objects.using(full).filter(reference="first")
     first.update(expire_time=past, parked_by=parked, **({"ready_time": None} if parked else {}))
     enqueue("narrow", "second", using=full)
-    with pytest.raises(QueueFull):
-        enqueue("narrow", "third", using=full)
+    refused(None, enqueue, "narrow", "third", using=full, error=QueueFull)
 
 
 def test_who_waits_in_vain_is_told(full: str, clock: SteppedClock) -> None:
@@ -145,5 +144,4 @@ def test_who_waits_in_vain_is_told(full: str, clock: SteppedClock) -> None:
         until(lambda: len(looks) > 10)
         assert not second.done()
         clock.advance(LONG.total_seconds())
-        with pytest.raises(QueueFull, match="capacity of 1"):
-            second.result(PATIENCE)
+        refused("capacity of 1", second.result, PATIENCE, error=QueueFull)

@@ -74,8 +74,7 @@ def test_a_task_that_was_deleted_says_so(alias: str, actor: Actor, configure: Co
     configure(keep="delete")
     task, future = waited_for(alias, actor)
     end(task, Complete("lost"))
-    with pytest.raises(TaskGone, match='its queue has keep="delete", or it was deleted'):
-        future.result(PATIENCE)
+    refused('its queue has keep="delete", or it was deleted', future.result, PATIENCE, error=TaskGone)
 
 
 def test_a_task_that_was_rolled_back_is_not_the_next_one_with_its_id(alias: str) -> None:
