@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from django_dbtaskqueue.models.tasks import RECEIVED, SENT
 
 ROWS_PER_PUT_BACK = 100  # rows in one statement of ``set_back``
 IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
+FILLING = ("reprocess", "kick", "edit", "move")  # verbs that put tasks into a queue
 Columns = dict[str, Any]
 LOCKED = "pk", "queue", "group_key", "status"  # what is read of the tasks that a verb changes
 
@@ -125,12 +126,11 @@ def kick(tasks: Tasks, n: int) -> int:
 @contextmanager
 def locked_groups(tasks: Tasks, verb: str, given: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Lock the groups of some tasks if the verb changes them, before the block locks the rows, as a settle does."""
-    moves_to = [given["queue"]] if given and verb == "move" else None
-    with not_overfull(tasks, moves_to) if verb in ("reprocess", "kick", "edit", "move") else nullcontext():
-        if verb in CHANGE_GROUPS:
-            grouped = tasks.filter(group_key__isnull=False).order_by()
-            if groups := groups_of(grouped.values_list("queue", "group_key").distinct()):
-                lock_all(_session(tasks), _with_entered(groups, given) if moves_to else groups)
+    found, fills = tasks.order_by().values_list("queue", "group_key").distinct(), verb in FILLING
+    groups = groups_of((found if fills else found.filter(group_key__isnull=False)) if verb in CHANGE_GROUPS else ())
+    with not_overfull(tasks, () if not fills else [given["queue"]] if given and verb == "move" else groups):
+        if any(groups.values()):
+            lock_all(_session(tasks), _with_entered(groups, given) if verb == "move" else groups)
         yield
 
 
