@@ -1,6 +1,6 @@
 """Which tests run, in which process, and what a run tells of it at its end.
 
-Without arguments pytest runs all tests but those whose markers pyproject.toml leaves out. It takes two processes
+Without arguments pytest runs all tests but those whose markers pyproject.toml leaves out. It takes four processes
 more than there are cores, because many tests wait: for other processes, or for the end of a lease. Each process has
 databases of its own on one server.
 """
@@ -77,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Tests that were named run in this process."""
     everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
-    return (os.cpu_count() or 1) + 2 if everything else 0
+    return (os.cpu_count() or 1) + 4 if everything else 0
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

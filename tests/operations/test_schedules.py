@@ -276,8 +276,7 @@ def test_the_command_line_does_it_all(daily: Schedule) -> None:
         run("run")
     assert error.value.returncode == 2
     for wrong, words in (("--payload {", "not JSON"), ("--priority high", "'high'")):  # argparse ends with 2, too
-        with pytest.raises(CommandError, match=words):
-            run("edit", "daily", *wrong.split())
+        refused(words, run, "edit", "daily", *wrong.split(), error=CommandError)
     refused("There is no schedule 'mine'", run, "show", "mine", error=CommandError)
 
 
