@@ -142,7 +142,7 @@ def test_what_operators_do_in_any_way_is_counted_and_told(mail: QueueHandle, tol
     Task.objects.filter(pk=failed[0]).cancel()
     Task.objects.filter(queue="mail").purge()
     expected = [("reprocess", pk) for pk in failed] + [("ttl", pk) for pk in late] + [("cancel", failed[0])]
-    assert told == expected + [("delete", pk) for pk in failed + late]
+    assert sorted(told) == sorted(expected + [("delete", pk) for pk in failed + late])  # one act has no order
     assert mail.statistics().by_call == {"put": 2, "reprocess": 5, "ttl": 2, "cancel": 1, "delete": 7}
 
 
