@@ -1,6 +1,6 @@
 """Which tests run, in which process, and what a run tells of it at its end.
 
-Without arguments pytest runs all tests but those whose markers pyproject.toml leaves out. It takes four processes
+Without arguments pytest runs all tests but those whose markers pyproject.toml leaves out. It takes two processes
 more than there are cores, because many tests wait: for other processes, or for the end of a lease. Each process has
 databases of its own on one server.
 """
@@ -21,11 +21,10 @@ import pytest
 from _pytest.terminal import TerminalReporter
 from xdist.scheduler import LoadScopeScheduling
 
-# What needs Spark stays in one process, for one JVM; of the slow tests, some and the pages have their own. A cluster's
-# and the jobs' own processes start JVMs, one at a time; beside the jobs is what needs a server of S3. What crashes or
-# fills a server shares one. These take longest, so they start first.
+# What needs Spark stays in one process, for one JVM; the slow pages have a second one. A cluster's and the jobs' own
+# processes start JVMs, one at a time; beside the jobs is what needs a server of S3. What crashes or fills a server
+# shares one. These take longest, so they start first.
 FIRST = {
-    "slow jobs of spark": re.compile(r"spark/test_copy_jobs|test_levels_and_backlog_are"),
     "spark": re.compile(r"tests/pipeline/spark/"),
     "pages of spark": re.compile(r"page_works\[\S*pipeline"),
     "cluster": re.compile(r"pipeline/test_cluster"),
@@ -78,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Tests that were named run in this process."""
     everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
-    return (os.cpu_count() or 1) + 4 if everything else 0
+    return (os.cpu_count() or 1) + 2 if everything else 0
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -101,9 +100,9 @@ def in_one_order(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for name, homes in (("spark", ("spark", "slow jobs of spark")), ("pg_server", ("crash",))):
-        if strays := [one.nodeid for one in items if name in one.fixturenames and group_of(one.nodeid) not in homes]:
-            raise pytest.UsageError(f"These start another {name}: {', '.join(strays)}. Put them into its group.")
+    for fixture, group in (("spark", "spark"), ("pg_server", "crash")):
+        if strays := [one.nodeid for one in items if fixture in one.fixturenames and group_of(one.nodeid) != group]:
+            raise pytest.UsageError(f"These start another {fixture}: {', '.join(strays)}. Put them into its group.")
     if hasattr(config, "workerinput"):
         groups = {item: group_of(item.nodeid) for item in items}
         items.sort(key=lambda item: ((*FIRST, groups[item]).index(groups[item]), not LONG.search(item.nodeid)))
