@@ -8,12 +8,13 @@ from django.db import connections
 DUE = """
 CASE OLD.status WHEN 'PROCESSING' THEN OLD.next_process_time ELSE greatest(OLD.ready_time, OLD.next_process_time) END
 """
-# Leases of the queue, or of its group, that have not run out, where a task of a queue with limits is taken.
+# Leases of the queue, or of its group, that have not run out, when a task of a queue with limits was taken: at the
+# commit, because others may have ended while a checkout that took tasks ahead of the limit's lock waited for it.
 RUNNING = """
-CASE WHEN NEW.status = 'PROCESSING' AND NEW.queue_name IN ('limited', 'wide') THEN (
+UPDATE faults_history SET running = (
     SELECT count(*) FROM dbtaskqueue_task WHERE queue_name = NEW.queue_name AND status = 'PROCESSING'
     AND next_process_time > statement_timestamp() AND group_key IS NOT DISTINCT FROM NEW.group_key
-) ELSE 0 END
+) WHERE task = NEW.id AND new_fence = NEW.total_attempt AND new_status = 'PROCESSING'
 """
 # Of each column its type and its value; OLD and NEW are NULL where there is no such row.
 WRITTEN = {
@@ -30,7 +31,7 @@ WRITTEN = {
     "budget": ("int", "coalesce(NEW.max_attempts, OLD.max_attempts)"),
     "due": ("timestamptz", DUE),
     "new_poller": ("text", "NEW.poller_instance"),
-    "running": ("int", RUNNING),
+    "running": ("int", "0"),
     "transaction": ("xid", "pg_current_xact_id()::xid"),
     "began": ("timestamptz", "transaction_timestamp()"),
 }
@@ -45,6 +46,9 @@ STATEMENTS = (
     "CREATE FUNCTION faults_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
     f" INSERT INTO faults_history ({', '.join(WRITTEN)})"
     f" VALUES ({', '.join(value for _, value in WRITTEN.values())}); RETURN NULL; END $$",
+    f"CREATE FUNCTION count_running() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {RUNNING}; RETURN NULL; END $$",
+    "CREATE CONSTRAINT TRIGGER count_running AFTER UPDATE ON dbtaskqueue_task INITIALLY DEFERRED FOR EACH ROW WHEN ("
+    "NEW.queue_name IN ('limited', 'wide') AND OLD.total_attempt < NEW.total_attempt) EXECUTE FUNCTION count_running()",
     "CREATE TRIGGER faults_insert AFTER INSERT OR DELETE ON dbtaskqueue_task FOR EACH ROW"
     " EXECUTE FUNCTION faults_write()",
     "CREATE TRIGGER faults_update AFTER UPDATE ON dbtaskqueue_task FOR EACH ROW WHEN (OLD.status <> NEW.status"

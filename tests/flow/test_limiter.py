@@ -440,11 +440,9 @@ def test_a_rate_as_text(settings: Any) -> None:
         assert parse_rate(text) == rate == parse_rate(str(rate))
         assert str(rate) == shown
     for given in ("100", "0/s", "x/s", "1/0s", "-1/s", "1/x", 5, "1/5"):
-        with pytest.raises(ValueError, match="such as 100/s, 5/m or 1/10s"):
-            parse_rate(given)
+        refused("such as 100/s, 5/m or 1/10s", parse_rate, given, error=ValueError)
         settings.DBTASKQUEUE = {"QUEUES": {"x": {"rate": given}}}
-        with pytest.raises(ImproperlyConfigured, match="such as 100/s"):
-            overridden_settings("x", "default")
+        refused("such as 100/s", overridden_settings, "x", "default", error=ImproperlyConfigured)
 
 
 @pytest.mark.parametrize(("name", "word"), [("two", "max_running"), ("paced", "rate")])
