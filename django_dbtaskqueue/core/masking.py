@@ -37,8 +37,8 @@ MAX_SHOWN_DEPTH, TOO_DEEP = 100, "…"  # lists and objects in each other; what 
 WORD_MARK = "="
 JOINTS = " \t\r\n\f\v_.-"
 LOWER, PLAIN_ASCII = (str.maketrans(ascii_uppercase, ascii_lowercase, without) for without in ("", JOINTS))
-NAME_KEYS = ("name", "key", "header", "type", "field", "k")  # {"name": "Authorization", "value": "…"}
-VALUE_KEYS = ("value", "values", "val", "v")
+NAME_KEYS = ("name", "key", "header", "type", "field", "id", "label", "var", "variable", "parameter", "k")
+VALUE_KEYS = ("value", "values", "val", "content", "v")  # {"name": "Authorization", "value": "…"}
 
 # PostgreSQL reads these patterns, too, and finds the same: a search compares what they leave of a text. So they have
 # explicit classes, no flag but DOTALL and no reference to a group, and no two alternatives fit at one place.
@@ -46,20 +46,20 @@ GAP, INK = r"[ \t\n\r\f\v]", r"[^ \t\n\r\f\v]"
 CAMEL = "(?<=[a-z0-9])(?=[A-Z])"
 WORD_BEGINS, WORD_ENDS = f"(?:(?<![A-Za-z0-9])|%5[bB]|{CAMEL})", f"(?:(?![A-Za-z0-9])|{CAMEL})"
 REST_OF_KEY = r"[^ \t\n\r\f\v!-,/:-@\[-\^`{-~]{0,64}"  # letters, digits, and - . _
-SIGN = "[!+]?=+(?:>|(?![=>]))"
+SIGN = "(?:[!+]?=+(?:>|(?![=>]))|%(?:25)*3[dD])"  # also as addresses have it
 IN_LISTS = rf"(?:\[[0-9]{{1,9}}\]{REST_OF_KEY}){{0,8}}"  # tokens[0].text: x
 # user[password][]=x, environ["TOKEN"] = "x". Not before a colon: prose has one, too.
 IN_FORMS = rf"""(?:(?:(?:\[|%5[bB])\\*["']?[A-Za-z0-9_.-]{{0,64}})?\\*["']?(?:\]|%5[dD])){{1,8}}(?=GAP*{SIGN})"""
 IN_DOUBLE, IN_SINGLE = r"""(?:\\.|[^"\\])*""", r"""(?:\\.|[^'\\])*"""
 LETTERS = "(?:[bBeEfFnNrRtTuUxX]{0,2}|[$@]|[uU]&|b64:|base64:)"  # before a quote
-OPENING = rf"{LETTERS}\\*[\"']"
-QUOTED_TEXT = (  # also 'a' 'b', 'it''s', """a"""
+OPENING, MORE = rf"{LETTERS}\\*[\"']", rf"[+ \t\n\r\f\v]*{LETTERS}"
+QUOTED_TEXT = (  # also 'a' 'b', 'a' + 'b', 'it''s', """a"""
     r"""(?:(?<=\\")(?:\\[^"]|[^\\"])*|(?<=\\')(?:\\[^']|[^\\'])*"""
-    rf"""|(?<=[^\\]"){IN_DOUBLE}(?:"GAP*{LETTERS}"{IN_DOUBLE})*|(?<=[^\\]'){IN_SINGLE}(?:'GAP*{LETTERS}'{IN_SINGLE})*)"""
+    rf"""|(?<=[^\\]"){IN_DOUBLE}(?:"{MORE}"{IN_DOUBLE})*|(?<=[^\\]'){IN_SINGLE}(?:'{MORE}'{IN_SINGLE})*)"""
 )
 # What joins a key to its value, and the value. One without quotes ends at the next gap; after a key and a colon, as in
 # a header, and in brackets, with the line, because its real end is not known: too much is better than too little.
-EQUALS = rf"""(?:\\*["']GAP*:|\\*["']?GAP*{SIGN})GAP*"""
+EQUALS = rf"""(?:\\*["']GAP*:|%22%3[aA]|\\*["']?GAP*{SIGN})GAP*"""
 ITS_VALUE, ITS_NAME = (
     rf"""(?:\\*["']{one}\\*["']GAP*:GAP*|{one}=)""" for keys in (VALUE_KEYS, NAME_KEYS) for one in _keys(keys, "")
 )

@@ -59,10 +59,12 @@ TEXTS = r"""
     user[password][]=«h» x¦token['x'] = '«h»' x¦<input name="password" value="«h»"> x¦<input value="«h»" name="pwd">¦
     <input type="password" name="p" value="«h»"> x¦Header(value='«h»', name='token') x¦(value=«U('h')», name='token') x¦
     {"Name":"Authorization","Value":"«h»"} x¦{"Value":"«h»","Key":"db_password"} x¦(name='token', value=«U('h')») x¦
-    {"name": "token", "type": "x", "value": "«h»"} x¦{"value": "«h»", "on": true, "name": "token"} x¦
-    password:\n  «h»\nx: 1¦password: «|-\n  a b\n  h»\nx¦tokens:«\n  - a\n  - h»\nx¦password:\n  '«h»'\nx¦
-    password=b64:"«h»" x¦password=x'«h»' x¦password=$'«h»' x¦U&'x', password=U&'«h»' x¦Token(\n  value='«h»')\nx¦
-    Token«(id=1, value='h') x¦Token«(1, 'h') x¦Token«(\n  a=f(1),\n  b='h')»\nx¦get_password«('ada', 'h')¦token(a, b) x
+    {"id": "token", "value": "«h»"} x¦<meta name="csrf-token" content="«h»">¦token="«a" + "h»" x¦q%3Ftoken%3D«h»¦
+    token%253D«h» x¦%22token%22%3A«%22h%22»,x¦{"name": "token", "type": "x", "value": "«h»"} x¦
+    {"value": "«h»", "on": true, "name": "token"} x¦password:\n  «h»\nx: 1¦password: «|-\n  a b\n  h»\nx¦
+    tokens:«\n  - a\n  - h»\nx¦password:\n  '«h»'\nx¦password=b64:"«h»" x¦password=x'«h»' x¦password=$'«h»' x¦
+    U&'x', password=U&'«h»' x¦Token(\n  value='«h»')\nx¦Token«(id=1, value='h') x¦Token«(1, 'h') x¦
+    Token«(\n  a=f(1),\n  b='h')»\nx¦get_password«('ada', 'h')¦token(a, b) x
 """
 
 
