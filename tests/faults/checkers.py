@@ -74,6 +74,7 @@ class Evidence:
     budgets: Mapping[str, int] = field(default_factory=dict)
     expected: Mapping[str, str | None] = field(default_factory=dict)  # the last status of each kind; None: no row
     died: Mapping[int, Sequence[float]] = field(default_factory=dict)  # when killed processes of that number died
+    stopped: Mapping[int, Sequence[float]] = field(default_factory=dict)  # when they were stopped beyond their lease
     outages: Sequence[tuple[float, float]] = ()  # times in which some pollers, or all, had no database
     back: Sequence[float] = ()  # when the database was there again for all
     drained: float = 0.0  # seconds from the last fault until all was done
@@ -228,7 +229,7 @@ def stale_write(evidence: Evidence) -> Iterator[str]:
             continue
         if change.new_status is not None and change.new_fence != change.old_fence:
             yield f"task {change.task} went from fence {change.old_fence} to {change.new_fence} without a checkout"
-        given_back = change.new_status == "CREATED" and (change.new_attempt or 0) < (change.old_attempt or 0)
+        given_back = change.new_status in LIVE and (change.new_attempt or 0) < (change.old_attempt or 0)
         rescued = change.new_status == "ERROR" and change.due is not None and change.due <= change.clock
         # A processor that uses the database may fail in the middle of a transaction.
         key = (change.task, change.fence)
@@ -343,13 +344,22 @@ def own_result(evidence: Evidence) -> Iterator[str]:
 
 @checker("started after its lease")
 def stale_start(evidence: Evidence) -> Iterator[str]:
-    """A task that waited in memory until its lease ran out, and that another poller took, is not started."""
+    """A task that waited in memory until its lease ran out, and that another poller took, is not started.
+
+    A process that is stopped may have looked at a lease just before: one task for each stop.
+    """
+    met = set[tuple[int, float]]()
     for change in evidence.history:
         start = evidence.starts.get((change.task, change.fence))
         if change.queue == "effects":  # its transaction begins first, and may have to wait
             continue
         if change.is_checkout and start is not None and start.clock > change.clock + START_S:
             late = start.clock - change.clock
+            times = evidence.stopped.get(start.pid, ())
+            stops = {(start.pid, at) for at in times if at < change.clock and start.clock < at + 2 * LEASE_S} - met
+            if stops:
+                met.add(min(stops))
+                continue
             yield f"task {change.task} of {change.queue} was started {late:.3f} s after fence {change.fence} had ended"
 
 

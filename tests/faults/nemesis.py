@@ -50,6 +50,7 @@ class Nemesis:
     disk: Disk | None = None  # None: this machine does not let us mount one
     standby: Standby | None = None
     died: Times = field(default_factory=lambda: defaultdict(list))  # a number is used again
+    stopped: Times = field(default_factory=lambda: defaultdict(list))
     asked: Times = field(default_factory=lambda: defaultdict(list))  # when they got a SIGTERM; monotonic
     outages: list[tuple[float, float]] = field(default_factory=list)  # times in which some could not reach it
     back: list[float] = field(default_factory=list)  # when the database was there again
@@ -110,6 +111,8 @@ class Nemesis:
         A supervisor that runs would replace a child that is silent, and nobody would come back late.
         """
         for victims in self._one_of(self.families()):
+            for victim in victims:
+                self.stopped[victim.pid].append(time.time())
             self._send(victims, signal.SIGSTOP)
             self.counts["pause beyond the lease"] += 1
             threading.Timer(1.4 * LEASE_S, self._send, [victims, signal.SIGCONT]).start()

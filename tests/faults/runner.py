@@ -323,8 +323,8 @@ class Run:
         changes = [*history.read(), *history.read("second")]
         bookings = [Booking.objects.using(alias).values_list("reference", "amount") for alias in ("default", "second")]
         failed = Attempt.objects.values_list("task_id", "total_attempt", "error_type", "message")
-        of_run = {"died": nemesis.died, "outages": nemesis.outages, "back": nemesis.back, "drained": drained}
-        of_run |= {"expected": tasks.EXPECTED, "needs": self._needs, "slowness": self._slowness}
+        of_run = {"died": nemesis.died, "stopped": nemesis.stopped, "outages": nemesis.outages, "back": nemesis.back}
+        of_run |= {"expected": tasks.EXPECTED, "needs": self._needs, "slowness": self._slowness, "drained": drained}
         return Evidence(
             history=[change for change in changes if change.queue not in ("spread", "incoming")],
             moved=[change for change in changes if change.queue == "spread"],

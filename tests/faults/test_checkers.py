@@ -40,6 +40,8 @@ IN_GROUP = [change(1, None, "CREATED", **GROUPED), change(2, None, "CREATED", **
 IN_GROUP.append(change(3, "CREATED", "PROCESSING", **GROUPED, **SECOND))
 OUTAGE = [(1, 1, "django.db.utils.OperationalError")]
 DIED = [(1, 1, "django_dbtaskqueue.core.exceptions.ProcessDied")]
+LATE = change(3, "PROCESSING", "PROCESSING", 1, clock=2.4)
+TWICE = [START, event("start", 3.0, task=2, fence=1)]
 AGAIN = [START, event("start", 9.0, task=1, fence=2), event("end", 9.5, task=1, fence=2)]
 MIB = 2**20
 SMALL = Needs(0.0, PID, "alone", 50 * MIB, 5, 20)
@@ -135,7 +137,10 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
         {"needs": [SMALL._replace(clock=5.0 * n, memory=MIB * (50 + n // 10)) for n in range(40)]},
     ],
     "answer of another task": [{"rows": [replace(ROW, result=one)]} for one in (["ok-t-1", 1], ["ok-t-0", 2])],
-    "started after its lease": [after(TAKEN, change(3, "PROCESSING", "PROCESSING", 1, clock=2.4))],
+    "started after its lease": [
+        after(TAKEN, LATE),
+        after(TAKEN, LATE, LATE._replace(seq=4, **SECOND), events=TWICE, stopped={PID: [1.0]}),
+    ],
     "started before its parents": [
         {"history": IN_GROUP, "events": [event("invoked", 0.0, **NAMED, after={"ok-t-1": ["ok-t-0"]})]},
         after(TAKEN._replace(reference="cut-t-0"), events=[event("invoked", 0.0, **NAMED, after={"cut-t-0": []})]),
@@ -190,6 +195,10 @@ def test_what_is_fine_is_no_violation() -> None:
     # A task that ran again under its fence had ended before.
     again = [*GOOD.events, event("start", 6.0, task=1, fence=1, reference="ok-t-0"), event("end", 6.5, task=1, fence=1)]
     assert not check(replace(GOOD, events=again))["stale write accepted"]
+    assert not check(replace(GOOD, history=[*GOOD.history, LATE], stopped={PID: [1.0]}))["started after its lease"]
+    # A checkout that was taken back, of a task whose lease had run out before.
+    back = change(3, "PROCESSING", "PROCESSING", 2, old_attempt=2, new_attempt=1)
+    assert not check(replace(GOOD, history=[ENQUEUED, TAKEN, back], events=[]))["stale write accepted"]
 
 
 @pytest.mark.parametrize(("promise", "changes"), [(name, one) for name, several in PLANTED.items() for one in several])
