@@ -89,7 +89,10 @@ def _outcome(task: Lease, kind: str) -> Any:
 
 def run(task: Lease) -> Any:
     """Do what the task's kind says, without the database."""
-    kind = _started(task)
+    return _run(task, _started(task))
+
+
+def _run(task: Lease, kind: str) -> Any:
     if kind in DEADLY:
         DEADLY[kind]()
     if kind == "dies" and task.total_attempt == 1:
@@ -117,7 +120,8 @@ periodic("* * * * * *", queue="ticks", name="tick", missed="all")
 
 @processor("batched", batch=5)
 def batched(tasks: list[Lease]) -> list[Any]:
-    return [run(task) for task in tasks]
+    kinds = [_started(task) for task in tasks]  # they begin together
+    return [_run(task, kind) for task, kind in zip(tasks, kinds, strict=True)]
 
 
 @processor("steps")
