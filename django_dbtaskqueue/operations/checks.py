@@ -67,7 +67,7 @@ def _engines(queues: Iterable[str]) -> Iterator[CheckMessage]:
             words = f"The task queue does not run on {name}, the engine of database {alias!r}."
             hint = 'Use PostgreSQL or SQLite for tasks: a second entry in DATABASES, and DBTASKQUEUE["DATABASE"].'
             yield Error(words, hint=hint, id="dbtaskqueue.E008")
-        elif zone not in (None, "UTC") and django_settings.USE_TZ and connections[alias].vendor == "sqlite":
+        elif zone not in (None, "UTC", "Etc/UTC") and django_settings.USE_TZ and connections[alias].vendor == "sqlite":
             words = f"Database {alias!r} has the TIME_ZONE {zone!r}. SQLite's clock is UTC: times would compare wrong."
             hint = 'Remove this TIME_ZONE, or use another database for tasks: DBTASKQUEUE["DATABASE"].'
             yield Error(words, hint=hint, id="dbtaskqueue.E014")
