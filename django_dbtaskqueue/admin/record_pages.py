@@ -47,6 +47,8 @@ WORK_TIME_S = 2.0  # in which a request carries out steps
 MAX_COMMANDED_POLLERS = 500  # in one action
 MAX_NAMED_IN_AUDIT = 3  # tasks in a line of the audit
 MAX_SHOWN_SKIPS = 100  # steps whose skipped tasks are shown
+CHART_FIGURES = ("over_time", "curve")  # of a report
+MAX_FIGURES_CHARS = 20_000  # longer figures of a report are not shown as JSON
 OPERATION_BADGES = {
     control.WAITING: ("created", "○"),
     control.RUNNING: ("processing", "◐"),
@@ -454,10 +456,6 @@ class FailureGroupAdmin(SmallListAdmin):
             "title": self.what(row),
             "boxes": [(_("newest traceback"), cells.box(row.trace), "traceback")] if row.trace else [],
         }
-
-
-CHART_FIGURES = ("over_time", "curve")
-MAX_FIGURES_CHARS = 20_000  # longer figures are not shown as JSON
 
 
 class PipelineReportAdmin(ListAdmin):

@@ -107,7 +107,8 @@ class Housekeeper:
     ) -> RetentionReport:
         """Do what is due, for ``within`` at most; raises if the database is away. Each batch done before stays done.
 
-        A queue, or another part, that raises for another reason rests, and the others go on.
+        A queue, or another part, that raises for another reason rests, and the others go on. With ``queues`` the
+        history, failed attempts and the audit stay as they are: those are of all queues.
         """
         report = RetentionReport(end=inf if within is None else clock.monotonic() + within.total_seconds())
 
@@ -127,7 +128,7 @@ class Housekeeper:
             for queue in queue_names((alias, model)) if queues is None else queues:
                 attempt(alias, f"queue {queue}", self._tasks, (alias, model), queue, policy, report, to)
             attempt(alias, f"steps and signals of {model._meta.label}", self._steps, (alias, model), report)
-        for alias in aliases_in(places):
+        for alias in aliases_in(places) if queues is None else ():
             attempt(alias, "history and audit", _delete_old, alias, policy, report)
         return report
 

@@ -30,6 +30,7 @@ from django_dbtaskqueue.operations.search.values import Text as Text
 
 APP = "dbtaskqueue"
 REASON_MAX_LENGTH = 500  # characters
+MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches, bulk operations
 LABELS: dict[str, Text] = {}  # of all verbs, by name
 V = TypeVar("V", bound="Verb")
 
@@ -231,9 +232,6 @@ def _system_user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a container's user without a name
         return f"uid {os.geteuid()}"
-
-
-MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches, bulk operations
 
 
 def narrow(rows: Rows, actor: Actor) -> Rows:

@@ -46,6 +46,7 @@ desk.rules.Late: no report yet
 site = admin.AdminSite(name="ops")
 site.register(Task, TaskAdmin)
 urlpatterns = [path("ops/", site.urls), path("admin/", admin.site.urls)]
+ANSWERS = {"housekeep": {"older_than": "0s", "to": "history"}, "delete": {"reason": "no longer wanted"}}
 
 
 def list_of(model: type[Model]) -> str:
@@ -58,9 +59,6 @@ def page_of(row: Model) -> str:
 
 def post(client: Client, verb: str, rows: Iterable[Model], *, url: str = TASKS, **data: Any) -> Any:
     return client.post(url, {"action": verb, "_selected_action": [row.pk for row in rows], **data})
-
-
-ANSWERS = {"housekeep": {"older_than": "0s", "to": "history"}, "delete": {"reason": "no longer wanted"}}
 
 
 def confirm(client: Client, verb: str, rows: Iterable[Model], *, url: str = TASKS, **data: Any) -> Any:

@@ -66,8 +66,9 @@ def test_history_and_attempts_end_in_turn(alias: str) -> None:
         time, told = timezone.now() - days * DAY, {"attempt": 1, "total_attempt": 1, "message": str(days)}
         TaskHistory.objects.using(alias).create(queue="parcels", task_id=1, moved_time=time)
         Attempt.objects.using(alias).create(queue="parcels", task_id=1, finish_time=time, **told)
-    report = Housekeeper().turn(RetentionPolicy(history=30 * DAY, attempts=30 * DAY), using=alias)
-    assert (report.deleted, report.attempts) == (1, 1)
+    policy = RetentionPolicy(history=30 * DAY, attempts=30 * DAY)
+    turns = [Housekeeper().turn(policy, using=alias, queues=queues) for queues in (["letters"], None)]
+    assert [(one.deleted, one.attempts) for one in turns] == [(0, 0), (1, 1)], "the first is of one queue"
     assert TaskHistory.objects.using(alias).get().moved_time > timezone.now() - 2 * DAY
     assert list(minute_counts("deletion", alias).values_list("queue", "count")) == [("parcels", 1)]
     assert [row.message for row in Attempt.objects.using(alias).all()] == ["1"]
@@ -270,6 +271,7 @@ def test_the_command_says_what_it_did_and_wrong_settings_are_refused(capsys: Any
     for options, said in (
         *((["--queue", "parcel"], "Did you mean 'parcels'"), (["--database", "nowhere"], "no database 'nowhere'")),
         *((["--completed", "soon"], "soon"), (["--completed", "0s"], "more than 0")),
+        (["--queue", "parcels", "--history", "1d"], "--history would delete rows of all queues"),
     ):
         refused(said, call_command, "housekeeptasks", "--database", "default", *options, error=CommandError)
     settings.DBTASKQUEUE = {"KEEP_POISON": "2d", "KEEP_COMPLETED": None}

@@ -38,6 +38,7 @@ from tests.support import with_settings
 _settings = with_settings(QUEUES={QUEUE: {"lease": "2m"}, "letters": {}}, HEARTBEAT="1s")
 CHARTS = f"{OVERVIEW}?charts"
 STATIC = Path(django_dbtaskqueue.__file__).parent / "static" / "dbtaskqueue"
+HOSTILE_TEXTS = ["x", "", " ", "%", "'", "a:b", "-1", "9" * 30, "\ud800", "a\0b", "9999-12-31", "[" * 500, "é" * 300]
 
 
 def measured(minutes: int = 2, *, outcome: str = "completed", count: int = 5, **columns: Any) -> None:
@@ -296,9 +297,6 @@ def test_pollers_are_told_and_asked_about_before(op: Client) -> None:
     assert dict(Poller.objects.values_list("instance", "requested_command")) == {HOLDER: "drain", "ended": ""}
     assert "drain requested" in text(op.get(POLLERS))
     assert (AuditEntry.objects.get().reason, LogEntry.objects.count()) == ("a new release", 1)
-
-
-HOSTILE_TEXTS = ["x", "", " ", "%", "'", "a:b", "-1", "9" * 30, "\ud800", "a\0b", "9999-12-31", "[" * 500, "é" * 300]
 
 
 def test_no_filter_of_a_list_fails(admin_user: User) -> None:

@@ -23,6 +23,7 @@ from tests.support import PATIENCE
 
 pytestmark = pytest.mark.django_db
 committed = pytest.mark.django_db(transaction=True)
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def deep_inside(task: Any = None) -> dict[str, Any]:
@@ -126,9 +127,6 @@ def test_a_batch_call_has_no_context_of_its_own(site: Site) -> None:
         site.enqueue()
     site.run()
     assert site.values("result") == [[{"a": 1}, {}]]
-
-
-PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_the_active_span_is_the_parent_of_spans_in_the_processor(site: Site) -> None:

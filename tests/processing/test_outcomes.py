@@ -29,6 +29,7 @@ WRONG: list[tuple[Any, Any, dict[str, Any]]] = [
     *((Reenqueue, delay, {}) for delay in (5, timedelta(-1), timedelta.max)),
     (Reenqueue, timedelta(0), {"keep_attempts": "no"}),
 ]
+MINUTE = timedelta(minutes=1)
 
 
 def test_an_outcome_checks_its_arguments_when_it_is_made() -> None:
@@ -98,9 +99,6 @@ def test_an_outcome_that_cannot_be_written_fails_its_task_alone(site: Site, sett
         [attempt] = site.attempts(task)
         assert attempt.error_type == "django_dbtaskqueue.core.exceptions.PayloadError"
         assert attempt.message.startswith("The result cannot be stored: ") and str(task.pk) not in site.booked()
-
-
-MINUTE = timedelta(minutes=1)
 
 
 def wait_of(task: Task) -> int:

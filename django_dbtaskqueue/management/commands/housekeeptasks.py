@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from django_dbtaskqueue.core.durations import format_duration
-from django_dbtaskqueue.management import exit_codes, positive_duration
+from django_dbtaskqueue.management import exit_codes, positive_duration, wrong_usage
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from django_dbtaskqueue.operations.permissions import Actor, check_there
 
@@ -45,6 +45,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         given = {name: options[name] for name in AGE_OPTIONS if name in options}
+        if options["queue"] and (unfit := [f"--{name}" for name in ("history", "attempts", "audit") if name in given]):
+            raise wrong_usage(f"{', '.join(unfit)} would delete rows of all queues. Leave it out, or --queue.")
         try:
             with exit_codes():
                 ages = replace(RetentionPolicy.of_settings(), **given)
