@@ -41,6 +41,7 @@ from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, QUE
 M = TypeVar("M", bound=Model)
 T = TypeVar("T")
 MAX_ATTEMPTS = 50
+MAX_LISTED_ROWS = 500  # pollers
 TASK = RowDocument(
     "Task", "A task with its failed attempts. Payloads and results need the permission to see them.",
     models.Task, LISTED,
@@ -257,8 +258,6 @@ def _operation(call: ApiCall, pk: int) -> models.BulkOperation:
 
 # -- monitoring --------------------------------------------------------------------------------------------------------
 
-MAX_LISTED_ROWS = 500  # pollers
-
 
 class QueuePause(TypedDict):
     """A queue, and its pause if it is paused."""
@@ -290,12 +289,12 @@ class AuditPage(TypedDict):
 
 def health(call: ApiCall) -> queue_stats.Health:
     """Judge all queues: are they on time, served, paused?"""
-    return _overview(call).health
+    return queue_stats.overview(only=call.actor.visible_queues).health
 
 
 def status(call: ApiCall) -> queue_stats.QueuesOverview:
     """Return the figures of every queue, or of one."""
-    found, name = _overview(call), call.given["queue"]
+    found, name = queue_stats.overview(only=call.actor.visible_queues), call.given["queue"]
     permissions.check_there(filter(None, [name]), call.actor)
     return replace(found, queues=queue_stats.with_limits([row for row in found.queues if name in ("", row.queue)]))
 
@@ -315,7 +314,7 @@ def queues(call: ApiCall) -> QueueList:
     """Return the health, the known queues, and the pause of each."""
     paused = queue_stats.pauses(_visible(call, models.Queue))
     names = sorted({*known_queues(), *paused}) if call.actor.sees_all else call.actor.visible_queues or []
-    return {"health": _overview(call).health, "queues": [{"queue": name, "paused": paused.get(name)} for name in names]}
+    return {"health": health(call), "queues": [{"queue": name, "paused": paused.get(name)} for name in names]}
 
 
 def queue(call: ApiCall, queue: str) -> QueueDetail:
@@ -432,7 +431,3 @@ def audit(call: ApiCall) -> AuditPage:
     given = {name: call.given[name] for name in ("queue", "actor", "verb") if call.given[name]}
     found, before = page(rows.filter(**given), call)
     return {"entries": [AUDIT.of(row, details=masked(row.details)) for row in found], "before": before}
-
-
-def _overview(call: ApiCall) -> queue_stats.QueuesOverview:
-    return queue_stats.overview(only=call.actor.visible_queues)

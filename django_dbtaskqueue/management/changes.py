@@ -118,6 +118,7 @@ def queue_verb(output: Output, options: Options) -> int:
         return output.answer({"dry_run": True, "queues": queues}, f"Would {name} {', '.join(queues)}.")
     verb, length = QUEUE_VERBS[name], options.get("for_time")
     until = None if length is None else timezone.now() + length
+        queue_control.places_of_known(queues, options["database"])
     given = {"reason": options["reason"], "until": until, "using": options["database"]}
     number = queue_control.apply_to_queues(verb, queues, Actor(), **given)
     end = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""

@@ -48,23 +48,27 @@ def apply_to_queues(
     for queue in queues:
         permissions.check_queue(queue, actor)
         check(verb, reason, actor, queue)
-    if verb is not PAUSE:
-        permissions.check_there(queues, actor)
-        if until is not None:
-            raise OperationRefused(_("Only a pause has an end."))
-    changed: set[str] = set()
-    for queue, alias in ((name, alias) for name in queues for alias in aliases_of(name, using)):
+    to_pause, changed = verb is PAUSE, set[str]()
+    if until is not None and not to_pause:
+        raise OperationRefused(_("Only a pause has an end."))
+    for queue, alias in places_of_known(queues, using):
         with recorded(alias):
-            if verb is PAUSE:
-                done = pause(queue, alias, by=actor.name, reason=reason, until=until)
-            else:
-                done = resume(queue, alias)
+            done = pause(queue, alias, by=actor.name, reason=reason, until=until) if to_pause else resume(queue, alias)
             if done:
                 details = {"until": until.isoformat()} if until else {}
                 record(alias, actor, verb, queue=queue, reason=reason, changed=1, details=details)
                 log(actor, [Queue(name=queue)], CHANGE, f"{verb.label} {reason}".strip())
                 changed.add(queue)
     return len(changed)
+
+
+def places_of_known(queues: Iterable[str], using: str | None) -> list[tuple[str, str]]:
+    """Return each queue with each of its databases; raise ``UnknownQueue`` if one of the queues is unknown."""
+    places = [(queue, alias) for queue in queues for alias in aliases_of(queue, using)]
+    for queue, alias in places:
+        if not conf.is_known(queue) and not is_in_use(queue, alias):
+            raise UnknownQueue(queue, conf.settings_queues())
+    return places
 
 
 def change_settings(
@@ -142,17 +146,15 @@ def ensure_row(queue: str, alias: str) -> None:
 
     A queue that this process has no processor for is known, too, if a living poller serves it or it has a task.
     """
-    rows = Queue.objects.using(alias)
-    if not rows.filter(pk=queue).exists():
-        if not conf.is_known(queue) and not is_in_use(queue, alias):
-            raise UnknownQueue(queue, conf.settings_queues())
-        rows.bulk_create([Queue(name=queue)], ignore_conflicts=True)
+    places_of_known([queue], alias)
+    Queue.objects.using(alias).bulk_create([Queue(name=queue)], ignore_conflicts=True)
 
 
 def is_in_use(name: str, alias: str) -> bool:
-    """Whether a living poller serves a queue, or the queue has a task."""
+    """Whether a queue has its row, a living poller serves it, or it has a task."""
+    rows = Queue.objects.using(alias).filter(pk=name)
     tasks = select(text_of(queue=name), model_for(name)._default_manager.using(alias).all())
-    return any(name in served for served in alive(alias).values()) or tasks.exists()
+    return rows.exists() or any(name in served for served in alive(alias).values()) or tasks.exists()
 
 
 POLLER_VERBS: Mapping[str, Verb] = {
@@ -193,7 +195,6 @@ def command_pollers(
             if not all(map(actor.sees, queues)):
                 words = _("%(poller)s also serves queues that you may not control.")
                 raise PermissionDenied(words % {"poller": poller.instance})
-        for poller in found:
             details = {"poller": poller.instance, "command": command}
             record(using, actor, CONTROL_POLLERS, reason=reason, changed=1, details=details)
         rows.filter(pk__in=[poller.pk for poller in found]).update(requested_command=command)

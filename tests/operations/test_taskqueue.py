@@ -193,6 +193,8 @@ def test_pause_resume_and_purge() -> None:
     assert data("pause", QUEUE, "--dry-run") == {"dry_run": True, "queues": [QUEUE]}
     assert not Queue.objects.exists()
     assert data("pause", QUEUE, "letters", "--for", "30m", "--yes") == {"changed": 2}
+    for words in ([QUEUE, "nosuch"], ["nosuch", "--dry-run"]):
+        refused("Unknown queue 'nosuch'", "pause", *words)
     assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).count() == 2
     assert data("resume", QUEUE, "--dry-run") == {"dry_run": True, "queues": [QUEUE]}
     assert data("resume", QUEUE) == {"changed": 1}
