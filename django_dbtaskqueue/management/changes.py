@@ -185,9 +185,10 @@ def bulk(output: Output, options: Options) -> int:
         return output.table(documents, head, table, none="There is no bulk operation.", right=right)
     if what == "run":
         chunks = sum(1 for _ in iter(partial(bulk_operations.turn, alias), False))
-        left = rows.filter(state__in=UNFINISHED).count()
-        counts = {"chunks": chunks, "unfinished": left}
-        return output.answer(counts, f"{chunks} chunks done, {left} operations unfinished.")
+        left, failed = rows.filter(state__in=UNFINISHED).count(), rows.filter(pk__in=due, state=FAILED).count()
+        text = f"{chunks} chunks done, {left} operations unfinished, {failed} failed."
+        counts = {"chunks": chunks, "unfinished": left, "failed": failed}
+        return output.answer(counts, text, FAILED_CODE if failed else 0)
     operation = _named(options, "bulk operation", "number", lambda pk: rows.filter(pk=pk).first())
     if what == "put-back":
         back = bulk_operations.put_back(operation, Actor(), options["reason"])

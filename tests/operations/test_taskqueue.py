@@ -173,6 +173,8 @@ def test_a_large_act_becomes_a_bulk_operation_that_is_followed_or_cancelled(monk
     number = BulkOperation.objects.latest("pk").pk
     assert "CANCELLED" in command("bulk", "cancel", number, "--reason", "wrong")
     assert data("bulk", "run")["chunks"] == 0
+    BulkOperation.objects.filter(pk=number).update(state="WAITING", query="stauts:ERROR")
+    assert code_of("bulk", "run") == taskqueue.REFUSED_CODE
     assert code_of("bulk", "cancel", number) == taskqueue.REFUSED_CODE
     refused("Give its number: taskqueue bulk cancel N", "bulk", "cancel", code=taskqueue.USAGE_ERROR_CODE)
 
