@@ -34,8 +34,9 @@ from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, t
 from django_dbtaskqueue.operations.serializers import OPERATION, as_document
 from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS, VerbOptions
 
-DEFAULT_BULK_ROWS = 20
 MAX_ROWS_MASKED_AT_ONCE = 500
+MAX_IDS_PER_REASON = 10  # that the text of a move names
+MAX_LISTED_TOKENS = 500
 M = TypeVar("M", bound=Model)
 
 
@@ -55,6 +56,8 @@ def verb(output: Output, options: Options) -> int:
     queue, chosen = options.get("of_queue", ""), ID_VERBS[options["verb"]]
     if bool(options["filter"]) == bool(ids) or (queue and not ids):
         raise wrong_usage("Name the tasks: --filter SEARCH (such as 'status:ERROR queue:claims'), or --id N [--queue].")
+    if ids and (options["limit"] or options["background"]):
+        raise wrong_usage("--limit and --background are for --filter. With --id all of these tasks change, at once.")
     tasks = actions.tasks_of(ids, queue, Actor(), using) if ids else tasks_for(parse(words), using, write=True)
     given = VerbOptions(**{one.field: options[one.field] for one in chosen.inputs})
     if ids:
@@ -114,11 +117,11 @@ def _skips(output: Output, skips: dict[str, int]) -> None:
 def queue_verb(output: Output, options: Options) -> int:
     """Apply a verb to queues."""
     queues, name = options["queue"], options["verb"]
-    if options["dry_run"]:
-        return output.answer({"dry_run": True, "queues": queues}, f"Would {name} {', '.join(queues)}.")
     verb, length = QUEUE_VERBS[name], options.get("for_time")
-    until = None if length is None else timezone.now() + length
+    if options["dry_run"]:
         queue_control.places_of_known(queues, options["database"])
+        return output.answer({"dry_run": True, "queues": queues}, f"Would {name} {', '.join(queues)}.")
+    until = None if length is None else timezone.now() + length
     given = {"reason": options["reason"], "until": until, "using": options["database"]}
     number = queue_control.apply_to_queues(verb, queues, Actor(), **given)
     end = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
@@ -178,12 +181,13 @@ def bulk(output: Output, options: Options) -> int:
     alias, what = alias_for("", options["database"]), options["what"]
     rows: QuerySet[Any] = BulkOperation.objects.using(alias)
     if what == "list":
-        newest = list(rows.annotate(clock=Now()).order_by("-pk")[: options["limit"] or DEFAULT_BULK_ROWS])
+        newest = list(rows.annotate(clock=Now()).order_by("-pk")[: options["limit"]])
         head = ("id", "state", "done", "changed", "skipped", "ordered", "verb", "search")
         right = ("id", "done", "changed", "skipped", "ordered")
         documents, table = [OPERATION.of(row) for row in newest], [_bulk_line(row) for row in newest]
         return output.table(documents, head, table, none="There is no bulk operation.", right=right)
     if what == "run":
+        due = [*rows.filter(state__in=UNFINISHED).values_list("pk", flat=True)]
         chunks = sum(1 for _ in iter(partial(bulk_operations.turn, alias), False))
         left, failed = rows.filter(state__in=UNFINISHED).count(), rows.filter(pk__in=due, state=FAILED).count()
         text = f"{chunks} chunks done, {left} operations unfinished, {failed} failed."
@@ -261,9 +265,6 @@ def _mask_stored(rows: QuerySet[M], *columns: str, dry_run: bool) -> int:
     return changed
 
 
-MAX_IDS_PER_REASON = 10  # that the text names
-
-
 def shards(output: Output, options: Options) -> int:
     """Show the tasks of a queue on each of its databases, or move those that wait."""
     queue, sources = options["queue"], options["sources"]
@@ -285,9 +286,6 @@ def shards(output: Output, options: Options) -> int:
         more = ", …" if len(names) > MAX_IDS_PER_REASON else ""
         lines.append(f"{len(names):,} stay: {reason}: {', '.join(names[:MAX_IDS_PER_REASON])}{more}")
     return output.answer({"moved": moved, "refused": report.refused}, "\n".join(lines))
-
-
-MAX_LISTED_TOKENS = 500
 
 
 def make_token(output: Output, options: Options) -> int:
@@ -337,11 +335,18 @@ def _row(row: Any) -> tuple[object, ...]:
 WRITE_WORDS = {"add": schedules.ADD_SCHEDULE, "edit": schedules.EDIT_SCHEDULE}
 VERB_WORDS = {name.removesuffix("_schedule"): verb for name, verb in schedules.SCHEDULE_VERBS.items()}
 BATCH_WORDS = {name.removesuffix("_batch"): verb for name, verb in related_tasks.BATCH_VERBS.items()}
+OPTIONS_OF_IMPORT = ("from", "queue_of", "dry_run")
 
 
 def run_schedules(output: Output, options: Options) -> int:
     """Show schedules in words and with their next times; add, import, edit, pause, resume, run, reset, delete them."""
     actor, what = Actor(), options["what"]
+    fitting = OPTIONS_OF_IMPORT if what == "import" else SCHEDULE_FIELDS if what in WRITE_WORDS else ()
+    given = {name: options[name] for name in (*OPTIONS_OF_IMPORT, *SCHEDULE_FIELDS) if name in options}
+    if unfit := [f"--{name.replace('_', '-')}" for name in given if name not in fitting]:
+        raise wrong_usage(f"schedules {what} takes no {', '.join(unfit)}.")
+    if what == "edit" and not given:
+        raise wrong_usage("Say what to change, such as --cron '0 7 * * mon-fri'.")
     if what == "list":
         rows = schedules.listed(actor, options["database"])
         documents = [schedules.schedule_document(row, actor) for row in rows]
@@ -350,16 +355,14 @@ def run_schedules(output: Output, options: Options) -> int:
         none = "There is no schedule. Declare one with @periodic, or: taskqueue schedules add NAME …"
         return output.table(documents, head, lines, none=none)
     if what == "import":
-        return _import(output, options, actor)
+        return _import(output, given, actor)
     act: Callable[..., Schedule | None] = schedules.find_schedule
-    given: Options = {"actor": actor, "using": options["database"]}
     if what in WRITE_WORDS:
         act = schedules.add_schedule if what == "add" else schedules.edit_schedule
-        values = {name: options[name] for name in SCHEDULE_FIELDS if name in options}
-        given |= {"values": values, "reason": options["reason"]}
+        act = partial(act, values=given, reason=options["reason"])
     elif what in VERB_WORDS:
         act = partial(schedules.act_on_schedule, VERB_WORDS[what], reason=options["reason"])
-    row = _named(options, "schedule", "name", partial(act, **given))
+    row = _named(options, "schedule", "name", partial(act, actor=actor, using=options["database"]))
     if what != "show":
         output.write(f"{(WRITE_WORDS | VERB_WORDS)[what].done % {'number': 1}}.")
     document = schedules.schedule_document(row, actor)
@@ -368,15 +371,15 @@ def run_schedules(output: Output, options: Options) -> int:
     return output.facts(document, {} if what in VERB_WORDS else shown)
 
 
-def _import(output: Output, options: Options, actor: Actor) -> int:
-    if not options["source"]:
+def _import(output: Output, given: Options, actor: Actor) -> int:
+    if "from" not in given:
         raise wrong_usage(f"Add --from {' or --from '.join(OTHER_QUEUES)}.")
-    queue_of = {}
-    for text in options["queue_of"]:
+    queue_of, dry_run = {}, "dry_run" in given
+    for text in given.get("queue_of", ()):
         task, _equals, queue_of[task] = text.partition("=")
         if not (task and queue_of[task]):
             raise wrong_usage(f"--queue-of {text}: write TASK=QUEUE.")
-    found = import_schedules(options["source"], queue_of, actor, dry_run=options["dry_run"])
+    found = import_schedules(given["from"], queue_of, actor, dry_run=dry_run)
     rows = []
     for one in found:
         made = one.definition
@@ -384,7 +387,7 @@ def _import(output: Output, options: Options, actor: Actor) -> int:
         rows.append((one.name, one.timing, f"{one.result}, paused" if made and one.paused else one.result, words))
     output.table(masked([asdict(one) for one in found]), ("name", "there", "result", "here"), rows)
     left = sum(one.definition is None for one in found)
-    end = " Nothing was changed: --dry-run." if options["dry_run"] else ""
+    end = " Nothing was changed: --dry-run." if dry_run else ""
     output.write(f"{len(found) - left} of {len(found)} schedules can be imported.{end}")
     return FAILED_CODE if left else 0
 

@@ -31,7 +31,6 @@ from django_dbtaskqueue.operations.search.query import Page, look_through, selec
 
 MAX_TAIL_ROWS = 200  # of one query
 TABLE_MESSAGE_WIDTH = 72  # characters of a message in a line of a table or of ``tail``
-DEFAULT_LIST_ROWS = 20
 MAX_SHOWN_ATTEMPTS = 20
 MAX_NAMESAKES = 20  # of one database: moved tasks with one id
 
@@ -78,7 +77,7 @@ def status(output: Output, options: Options) -> int:
 def list_tasks(output: Output, options: Options) -> int:
     """List the newest tasks that match. A long search goes on until it is stopped."""
     search, tasks = matching(output, options)
-    limit, read, before = options["limit"] or DEFAULT_LIST_ROWS, 0, options["before"]
+    limit, read, before = options["limit"], 0, options["before"]
     listed: TaskQuerySet[Any] = tasks.defer(*LONG).annotate(clock=Now())
     shown: list[Any] = []
     page = Page(shown)

@@ -193,10 +193,10 @@ def test_pause_resume_and_purge() -> None:
     make_task(Status.COMPLETED)
     make_task(queue="letters")
     assert data("pause", QUEUE, "--dry-run") == {"dry_run": True, "queues": [QUEUE]}
-    assert not Queue.objects.exists()
-    assert data("pause", QUEUE, "letters", "--for", "30m", "--yes") == {"changed": 2}
     for words in ([QUEUE, "nosuch"], ["nosuch", "--dry-run"]):
         refused("Unknown queue 'nosuch'", "pause", *words)
+    assert not Queue.objects.exists()
+    assert data("pause", QUEUE, "letters", "--for", "30m", "--yes") == {"changed": 2}
     assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).count() == 2
     assert data("resume", QUEUE, "--dry-run") == {"dry_run": True, "queues": [QUEUE]}
     assert data("resume", QUEUE) == {"changed": 1}
@@ -305,6 +305,8 @@ def test_every_command_that_changes_something_takes_yes() -> None:
 def test_exit_codes(settings: Any) -> None:
     make_task(Status.ERROR)
     wrong = ("list --filter stauts:ERROR", "reprocess --yes", "cancel --filter status:ERROR --queue parcels --yes")
+    wrong += ("delete --id 1 --limit 1 --yes --reason x", "delete --id 1 --background --yes --reason x")
+    wrong += ("schedules delete s --dry-run", "schedules edit s", "schedules list --queue parcels")
     for words in (*wrong, "delete --filter status:ERROR --yes", "pause nobody-knows"):
         assert code_of(*words.split()) == (taskqueue.USAGE_ERROR_CODE if words in wrong else taskqueue.REFUSED_CODE)
     settings.DBTASKQUEUE = {"QEUES": {}}

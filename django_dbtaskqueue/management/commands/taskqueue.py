@@ -77,7 +77,7 @@ def _add_reading(add: Add) -> None:
     status("--queue", "Only this queue. Repeat it for more.", action="append", default=[], metavar="NAME")
     add("settings", changes.show_settings)("queue")
     tasks = add("list", reading.list_tasks, FILTER)
-    tasks("--limit", "How many (20).", type=positive, metavar="N")
+    tasks("--limit", "How many (20).", type=positive, default=20, metavar="N")
     tasks("--before", "Only tasks with a smaller id.", type=positive, metavar="ID")
     show = add("show", reading.show)
     show("task", "An id, or queue/reference.")
@@ -91,8 +91,8 @@ def _add_reading(add: Add) -> None:
 def _add_verbs(add: Add) -> None:
     for name, verb in VERB_OF_COMMAND.items():
         many, text = verb not in ONE_TASK_VERBS, str(ID_VERBS[verb].effect)
-        options = (REASONED, DRY_RUN, ASKS, BACKGROUND, *([FILTER] if many else []))
-        one = add(name, changes.verb, *options, text=text, verb=verb, filter=[], limit=None)
+        options = (REASONED, DRY_RUN, ASKS, *([BACKGROUND, FILTER] if many else []))
+        one = add(name, changes.verb, *options, text=text, verb=verb, filter=[], limit=None, background=False)
         if many:
             one("--limit", "Stop after N matching tasks.", type=positive, metavar="N")
         text = "This task. Repeat it for more." if many else "This task."
@@ -145,7 +145,7 @@ def _add_rows(add: Add) -> None:
     bulk = add("bulk", changes.bulk, REASONED, ASKS_NOTHING)
     bulk("what", nargs="?", default="list", choices=("list", "show", "cancel", "put-back", "run"))
     bulk("name", nargs="?", type=positive, metavar="number")
-    bulk("--limit", "How many to list (20).", type=positive, metavar="N")
+    bulk("--limit", "How many to list (20).", type=positive, default=20, metavar="N")
     batches = add("batches", changes.run_batches, REASONED)
     batches("what", nargs="?", default="list", choices=("list", "show", *changes.BATCH_WORDS))
     batches("name", "Id of the batch.", nargs="?", metavar="id")
@@ -165,10 +165,10 @@ def _add_schedules(add: Add) -> None:
     acts = ("list", "show", "import", *changes.WRITE_WORDS, *changes.VERB_WORDS)
     one("what", nargs="?", default="list", choices=acts)
     one("name", "Name of the schedule.", nargs="?")
-    one("--from", "Of import: the queue whose schedules to take over.", choices=OTHER_QUEUES, dest="source")
+    one("--from", "Of import: the queue whose schedules to take over.", choices=OTHER_QUEUES, default=SUPPRESS)
     text = "Of import: the queue of a task. Repeat it for more. Default: that of the processor with its dotted path."
-    one("--queue-of", text, action="append", default=[], metavar="TASK=QUEUE")
-    one("--dry-run", "Of import: say what would happen; change nothing.", action="store_true")
+    one("--queue-of", text, action="append", default=SUPPRESS, metavar="TASK=QUEUE")
+    one("--dry-run", "Of import: say what would happen; change nothing.", action="store_true", default=SUPPRESS)
     priority = argument(lambda text: None if text == "null" else PRIORITY.read(text))
     read = {"payload": argument(json_of), "priority": priority}
     for name, text in (
