@@ -167,7 +167,7 @@ WRONG_CHANGES: tuple[tuple[str, Callable[[Change], bool], str], ...] = (
     ("attempts", lambda one: one.is_checkout and one.charge != 1, "a checkout charged {0.charge} attempts"),
     ("attempts", lambda one: one.is_checkout and one.new_attempt > one.budget, "attempt {0.new_attempt} of {0.budget}"),
     ("attempts", lambda one: not one.is_checkout and one.charge > 0, "charged {0.charge} without a checkout"),
-    ("attempts", lambda one: one.charge < 0 and one.new_status != "CREATED", "given {0.charge}, became {0.new_status}"),
+    ("attempts", lambda one: one.charge < 0 and one.new_status not in LIVE, "given {0.charge}, became {0.new_status}"),
 )
 
 

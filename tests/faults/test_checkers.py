@@ -197,8 +197,9 @@ def test_what_is_fine_is_no_violation() -> None:
     assert not check(replace(GOOD, events=again))["stale write accepted"]
     assert not check(replace(GOOD, history=[*GOOD.history, LATE], stopped={PID: [1.0]}))["started after its lease"]
     # A checkout that was taken back, of a task whose lease had run out before.
-    back = change(3, "PROCESSING", "PROCESSING", 2, old_attempt=2, new_attempt=1)
-    assert not check(replace(GOOD, history=[ENQUEUED, TAKEN, back], events=[]))["stale write accepted"]
+    back = change(3, "PROCESSING", "PROCESSING", 2, new_fence=2, new_attempt=1)
+    broken = check(replace(GOOD, history=[ENQUEUED, TAKEN, back], events=[]))
+    assert not broken["stale write accepted"] and not broken["attempts"]
 
 
 @pytest.mark.parametrize(("promise", "changes"), [(name, one) for name, several in PLANTED.items() for one in several])
