@@ -467,6 +467,7 @@ class Related:
 
 def related_of(how: InsertOptions, settings: QueueSettings, alias: str) -> tuple[str, Related | None]:
     """Return the database of the tasks of a call, which is that of their parents, and what they are related to."""
+    check_choice("on_parent_failure", how.on_parent_failure, POLICIES)
     block, parents = members.get(), None
     if how.after is not None:
         alias, parents = _checked_parents(how, settings, alias)
@@ -475,8 +476,7 @@ def related_of(how: InsertOptions, settings: QueueSettings, alias: str) -> tuple
 
 def _checked_parents(how: InsertOptions, settings: QueueSettings, alias: str) -> tuple[str, dict[TaskKey, str]]:
     """Return the database of some parents, and their keys with the names that the child has for them."""
-    after, policy = how.after, how.on_parent_failure
-    check_choice("on_parent_failure", policy, POLICIES)
+    after = how.after
     if isinstance(after, TaskKey) or not isinstance(after, Iterable):
         after = [after]  # what is no task is refused below
     pairs = list(after.items()) if isinstance(after, Mapping) else [("", parent) for parent in after]

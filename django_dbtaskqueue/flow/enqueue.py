@@ -114,7 +114,7 @@ def enqueue_task(queue: str, task: TaskOptions, how: InsertOptions, stored: Mapp
         placement.check_timeout(how.timeout)
     if how.after is not None and (how.on_duplicate if rule is None else rule.on_duplicate) in REPLACE:
         raise refused("on_duplicate", how.on_duplicate, "does not go with after=: a task keeps its parents.")
-    if how.after is not None or members.get() is not None:
+    if how.after is not None or how.on_parent_failure != "hold" or members.get() is not None:
         alias, related = related_of(how, settings, alias)
     insert: Callable[[str], Task] = partial(_insert_plain, queue, row, settings, how.on_duplicate)
     is_spent_once = settings.unique_over == placement.UNIQUE_OVER_HISTORY and row["reference_number"] is not None

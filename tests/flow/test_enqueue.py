@@ -280,13 +280,14 @@ def test_a_bad_argument_is_named() -> None:
         ({"run_at": datetime.max}, "to 9000"),
         ({"context": "trace"}, "must be a mapping"),
         ({"context": {"a": math.nan}}, "context.a"),
+        ({"on_parent_failure": "x"}, "on_parent_failure='x' must be one of 'hold'"),
         ({"on_duplicate": "merge"}, "on_duplicate='merge' must be one of 'error', 'ignore', 'replace'"),
         ({"lease": timedelta(milliseconds=1)}, "at least 100 ms"),
         ({"timeout": 5}, "timeout=5 must be None or a timedelta"),
     ]:
         with pytest.raises(EnqueueError, match=re.escape(words)):
             enqueue("parcels", **options)
-    for option, word in (("on_duplicate", "merge"), ("on_invalid", "skip")):
+    for option, word in (("on_duplicate", "merge"), ("on_invalid", "skip"), ("on_parent_failure", "x")):
         with pytest.raises(EnqueueError, match=f"{option}='{word}'"):
             enqueue_many("parcels", [], **{option: word})  # type: ignore[arg-type]
     assert not Task.objects.exists()
