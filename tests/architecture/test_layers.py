@@ -58,11 +58,8 @@ def test_one_face_alone_imports_the_pipeline_and_nobody_imports_contrib() -> Non
     assert {top(one.name) for one in MODULES if any(top(name) == "contrib" for name in one.uses)} <= {"contrib"}
 
 
-def test_there_are_no_circles() -> None:
+def test_there_are_no_circles_and_stages_of_the_flow_do_not_import_each_other() -> None:
     TopologicalSorter({module.name: module.uses for module in MODULES if not is_lazy(module)}).prepare()
-
-
-def test_stages_of_the_flow_do_not_import_each_other() -> None:
     stages = {f"flow.{name}" for name in STAGES}
     assert stages <= NAMES
     for module in MODULES:

@@ -39,22 +39,19 @@ def test_what_cannot_run_says_why_and_stops_nothing() -> None:
     assert "| t |  | not measured: node is not installed |" in text
 
 
-def test_a_report_is_put_between_its_marks() -> None:
+def test_a_report_is_put_between_its_marks_and_has_a_picture() -> None:
     assert put_into(f"before\n{BEGIN}\nold\n{END}\nafter\n", "new\n") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
     with pytest.raises(ValueError, match="no <!-- benchmarks -->"):
         put_into("page", "new")
+    cases = dict.fromkeys(("few", "many"), lambda: {"tasks/s": 4321.0, "MiB worker": 72.0})
+    text = picture(take(Scenario("x", "X", cases, picture=["few", "many"]), 1))
+    assert text.count(">4,321/s, 72 MiB<") == 2 and ">few<" in text
 
 
 def test_the_time_lost_at_the_start_is_what_the_first_tenth_took_longer() -> None:
     steady = [(at / 100, 500) for at in range(1, 21)]
     assert lost_at_the_start(0.0, steady) == pytest.approx(0)
     assert lost_at_the_start(-0.15, steady) == pytest.approx(150)
-
-
-def test_a_picture_shows_the_rate_and_the_memory_of_each_case() -> None:
-    cases = dict.fromkeys(("few", "many"), lambda: {"tasks/s": 4321.0, "MiB worker": 72.0})
-    text = picture(take(Scenario("x", "X", cases, picture=["few", "many"]), 1))
-    assert text.count(">4,321/s, 72 MiB<") == 2 and ">few<" in text
 
 
 @pytest.mark.bench

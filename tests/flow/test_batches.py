@@ -35,9 +35,6 @@ def test_the_callback_runs_once_when_all_have_ended(alias: str) -> None:
     assert take(alias, "letters") is None
     assert (b.progress()["COMPLETED"], b.progress()["POISON"]) == (3, 1)
     assert Task.objects.using(alias).filter(batch=b.id).count() == 4
-
-
-def test_an_empty_batch_runs_its_callback_at_once(alias: str) -> None:
     with batch("import", on_complete="letters", using=alias) as b:
         pass
     assert b.progress()["total"] == 0

@@ -133,7 +133,7 @@ def test_large_rows_come_in_small_batches(tmp_path: Path) -> None:
     assert [batch.num_rows for batch in batches] == [2, 1]
 
 
-def test_a_path_is_a_name_first_and_then_a_pattern(tmp_path: Path) -> None:
+def test_a_path_is_a_name_first_then_a_pattern_and_what_is_cut_off_is_named(tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("a[1]{b}*?%20 ü.csv", "b.csv", "c.csv")]
     for name in names:
         Path(name).write_text("a\n" * (name != names[0]))
@@ -143,9 +143,6 @@ def test_a_path_is_a_name_first_and_then_a_pattern(tmp_path: Path) -> None:
     assert loaded(tmp_path / "*.csv") == loaded(tmp_path / "empty.parquet") == ([], [])
     with pytest.raises(JobOptionError, match=r"there is no file .*nowhere"):
         found(str(tmp_path / "nowhere"))
-
-
-def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 999)[:-9])
     with pytest.raises(PipelineError, match=r"x\.jsonl\.gz cannot be read to its end"):
         loaded(tmp_path / "x.jsonl.gz")

@@ -65,9 +65,7 @@ def test_one_wild_hour_is_named_and_hides_no_other() -> None:
     high, low = MONDAY + timedelta(days=8), MONDAY + timedelta(days=16)
     values = {MONDAY + HOUR * hour: 100.0 for hour in range(24 * 28)} | {high: 1_000_000.0, low: 0.0}
     assert [(one.hour, one.usual, one.score > 0) for one in odd(values)] == [(high, 100.0, True), (low, 100.0, False)]
-
-
-def test_a_season_and_a_change_of_the_clock_are_no_anomaly() -> None:
+    # A season, and a change of the clock, are none.
     assert not odd({MONDAY + HOUR * hour: 5_000.0 if hour % 24 == 9 else 10.0 for hour in range(24 * 4)})
     assert not odd({MONDAY: 1.0, MONDAY + HOUR: 1e9})  # two hours say nothing
     arrivals = office(datetime(2026, 3, 9), 30)

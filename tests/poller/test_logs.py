@@ -37,16 +37,13 @@ def failed() -> logging.LogRecord:
     return made
 
 
-def test_text_is_one_line_whatever_the_message_holds() -> None:
+def test_text_and_logfmt_are_one_line_whatever_the_message_holds() -> None:
     line = logs.TextFormatter().format(record())
     assert line[8:] == " WARNING said: one\\r\\n12:00:00 INFO forged\\x1b[2J\\u2028end"
     assert len(line.splitlines()) == 1
     first, *rest = logs.TextFormatter().format(failed()).splitlines()
     assert first.endswith("said: no")
     assert rest and all(line.startswith("    ") and "\x1b" not in line for line in rest)
-
-
-def test_logfmt_is_one_line_with_quotes_where_a_value_needs_them() -> None:
     line = logs.LogfmtFormatter().format(record(task_id=7, reference='a "b"', run_seconds=0.5, trace_id=None))
     assert len(line.splitlines()) == 1
     assert ' level=WARNING logger=django_dbtaskqueue message="said: one\\r\\n' in line

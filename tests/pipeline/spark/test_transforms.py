@@ -108,13 +108,10 @@ def test_a_budget_counts_failures_and_late_ones_and_may_be_of_nothing(spark: Spa
     assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema), rtol=1e-9)
 
 
-def test_the_queue_with_most_of_the_trouble_is_noisy(levels: DataFrame) -> None:
+def test_the_noisy_queue_and_the_time_of_failed_attempts(spark: SparkSession, levels: DataFrame) -> None:
     found = {one["queue"]: one for one in T.noisy_queues(of(levels, "good", "bad")).collect()}
     assert [found[queue]["noisy"] for queue in ("good", "bad")] == [False, True]
     assert (found["bad"]["share_of_unsuccessful"], found["bad"]["unsuccessful_attempts"]) == (1.0, 9)
-
-
-def test_retry_waste_is_the_time_of_failed_attempts(spark: SparkSession, levels: DataFrame) -> None:
     failed = attempts(spark, ("waste", 1, "", ""), ("waste", 1, "", ""))
     found = T.retry_waste(T.waste_parts(failed), of(levels, "waste"))
     assertDataFrameEqual(found, spark.createDataFrame([("waste", 2, 2.0, 0.25)], found.schema))
