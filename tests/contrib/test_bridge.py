@@ -127,13 +127,16 @@ def test_a_misplaced_secret_is_refused_and_not_printed() -> None:
             assert SECRET not in str(error.value)
 
 
-def test_it_is_closed_without_a_secret_and_to_what_comes_back(site: Callable[..., None], settings: Any) -> None:
-    site(url=f"https://shop.example{PATH}")
-    body = body_of()
-    assert is_refused(body, signed(body))
+def test_it_is_closed_without_a_secret(site: Callable[..., None], settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"inbox": {}}}
     for answer in (post(body_of()), Client().get(PATH)):
         assert (answer.status_code, answer.content) == (404, b"")
+
+
+def test_a_message_to_a_peer_cannot_be_sent_back_to_its_sender(site: Callable[..., None]) -> None:
+    site(url=f"https://shop.example{PATH}")
+    body = body_of()
+    assert is_refused(body, signed(body))
 
 
 # -- S9: replay --------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def failed() -> logging.LogRecord:
     return made
 
 
-def test_text_and_logfmt_are_one_line_whatever_the_message_holds() -> None:
+def test_each_format_is_one_line_whatever_the_message_holds() -> None:
     line = logs.TextFormatter().format(record())
     assert line[8:] == " WARNING said: one\\r\\n12:00:00 INFO forged\\x1b[2J\\u2028end"
     assert len(line.splitlines()) == 1
@@ -48,9 +48,6 @@ def test_text_and_logfmt_are_one_line_whatever_the_message_holds() -> None:
     assert len(line.splitlines()) == 1
     assert ' level=WARNING logger=django_dbtaskqueue message="said: one\\r\\n' in line
     assert line.endswith(' task_id=7 reference="a \\"b\\"" run_seconds=0.5')
-
-
-def test_json_is_one_object_per_line_with_the_tasks_fields() -> None:
     line = logs.JsonFormatter().format(record(task_id=7, queue="q", reference="r\n", attempt=2))
     assert len(line.splitlines()) == 1
     facts = json.loads(line)

@@ -135,7 +135,7 @@ def test_a_token_is_used_up_by_settling(mail: QueueHandle) -> None:
         assert Task.objects.values().get() == before
 
 
-def test_a_token_counts_after_the_end_of_the_lease_until_another_has_taken_the_task(mail: QueueHandle) -> None:
+def test_a_token_cannot_be_made_up_and_counts_until_another_has_taken_the_task(mail: QueueHandle) -> None:
     token = mail.token(held := taken(mail))
     for wrong in (token[:-1], "x" + token, "", "1:1", token.replace(token[3], "A" if token[3] != "A" else "B", 1)):
         refused("is not the token of a lease", mail.ack, wrong)
