@@ -71,7 +71,7 @@ def own(pg: Database, settings: Any) -> Database:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "lake"
+    return tmp_path / "la[k]e {of}*? 50% é"
 
 
 @pytest.fixture(scope="session")

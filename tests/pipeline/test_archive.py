@@ -1,6 +1,7 @@
 """``archive``: finished tasks move to the lake, and nothing is lost or doubled, whatever happens on the way."""
 
 import random
+import re
 import threading
 from collections import Counter
 from contextlib import nullcontext, suppress
@@ -184,7 +185,7 @@ def test_a_batch_under_way_into_another_lake_is_finished_there(pg: Database, fol
 
     with pytest.raises(KeyboardInterrupt):
         archive(pg, folder, source="task", progress=cut)
-    with pytest.raises(PipelineError, match=f"archive --lake {folder}"):
+    with pytest.raises(PipelineError, match=re.escape(f"archive --lake {folder}")):
         archive(pg, folder.with_name("two"))
     assert archive(pg, folder)["resumed"] == 1
 
@@ -195,13 +196,13 @@ def test_two_archives_at_once_are_refused(database: Database, folder: Path) -> N
 
     def another(step: str, _done: int, _total: int) -> None:
         if step == "export" and not refused:
-            for name in ("lake", "other"):
+            for name in (folder.name, "other"):
                 with pytest.raises(PipelineError, match=r"Another archive of .* is running"):
                     archive(database, folder.with_name(name))
                 refused.append(name)
 
     archive(database, folder, progress=another)
-    assert refused == ["lake", "other"]
+    assert refused == [folder.name, "other"]
 
 
 def test_files_that_changed_before_the_delete_stop_it(pg: Database, folder: Path) -> None:

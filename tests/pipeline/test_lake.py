@@ -117,7 +117,7 @@ def test_a_url_with_a_key_is_refused_and_not_repeated_and_one_lake_has_one_name(
     key = "hunter2hunter2"
     for url in (
         f"s3://KEY:{key}@bucket/lake", f"s3://{key}@bucket/lake", f"abfss://a@b.net/lake?sig={key}",
-        f"ftp://KEY:{key}@host/lake",
+        f"ftp://KEY:{key}@host/lake", "/srv/a%20b",
     ):  # fmt: skip
         with pytest.raises(LakeError, match=r"Write it as s3://BUCKET/FOLDER") as found:
             Lake.at(url)

@@ -59,6 +59,7 @@ LAKE_SCHEMAS = {
 }  # fmt: skip
 MAX_READING_TASKS = 256
 READ_BATCH_ROWS = 10_000
+GLOB_CHARACTERS = re.compile(r"[][{}*?\\]")
 VERIFY_PAGES = {"parquet.page.verify-checksum.enabled": "true"}
 
 
@@ -116,14 +117,14 @@ class Lake:
     def has_table(self, table: str) -> bool:
         """Whether there is the table; ``summaries`` may be deleted. Raises LakeError."""
         with lake_errors(self.root, ACCESS_REMEDY):
-            return DeltaTable.is_deltatable(self.store.uri(table), self.store.options)
+            return DeltaTable.is_deltatable(self.store.place(table), self.store.options)
 
     def tables(self) -> list[str]:
         return [one for one in LAKE_SCHEMAS if self.has_table(one)]
 
     def prepare(self, table: str) -> None:
         """Make a table, or add its new columns. Raises LakeError."""
-        schema, place = Schema.from_arrow(lake_schema(table)), self.store.uri(table)
+        schema, place = Schema.from_arrow(lake_schema(table)), self.store.place(table)
         with writing(self.root):
             if self.store.path:
                 (self.store.path / table).mkdir(parents=True, exist_ok=True)
@@ -136,7 +137,7 @@ class Lake:
     def delta(self, table: str, version: int | None = None) -> DeltaTable:
         """Return the table as delta-rs sees it. Raises LakeError for a log that cannot be read."""
         with lake_errors(self.store.place(f"{table}/_delta_log"), "Restore it from a backup"):
-            return DeltaTable(self.store.uri(table), version, self.store.options)
+            return DeltaTable(self.store.place(table), version, self.store.options)
 
     def versions(self) -> dict[str, int]:
         """Return the present version of each table with rows of the queue: it grows with each commit."""
@@ -274,7 +275,7 @@ def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[Data
         numbers = spark.range(0, len(files), 1, min(len(files), MAX_READING_TASKS))
         return numbers.mapInArrow(partial(numbered_files, lake, files), schema)
     reader = spark.read.schema(schema).options(basePath=lake.store.place(table), **VERIFY_PAGES)
-    return reader.parquet(*map(lake.path, files))
+    return reader.parquet(*(GLOB_CHARACTERS.sub(r"\\\g<0>", lake.path(one)) for one in files))
 
 
 def numbered_files(
@@ -347,6 +348,7 @@ def _made(delta: DeltaTable, name: str, number: int) -> bool:
 # -- where the files are -----------------------------------------------------------------------------------------------
 
 OBJECT_STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss", "hdfs": "hdfs"}
+ESCAPE = re.compile("%[0-9A-Fa-f]{2}")  # delta-rs writes to such a path, and reads from the one that it stands for
 PLAIN_URL = re.compile(r"(?:[\w.-]+@)?[\w.-]+(?::\d+)?(?:/[\w.=+~-]+)*/*", re.ASCII)
 KEYS_BELONG_IN_THE_ENVIRONMENT = (
     "Write it as s3://BUCKET/FOLDER. Set keys in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
@@ -385,9 +387,6 @@ class LakeStore:
     def place(self, name: str) -> str:
         """Return a name as people and errors give it: a path or a URL."""
         return f"{self.root}/{name}"
-
-    def uri(self, name: str) -> str:
-        return (self.path / name).as_uri() if self.path else self.place(name)
 
     @property
     def files(self) -> FileSystem:
@@ -436,14 +435,14 @@ def store_of(path: str | os.PathLike[str]) -> LakeStore:
     """Return the store of a path or URL. Raises LakeError, which does not repeat a URL that may hold a key."""
     text = os.fspath(path)
     scheme, separator, rest = text.partition("://")
-    if not separator and "%" not in text:
+    if not separator and not ESCAPE.search(text):
         return LakeStore(str(Path(text).absolute()))
     parts = urlsplit(text)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return LakeStore(str(Path(unquote(parts.path)).absolute()))
     if scheme not in OBJECT_STORES or not separator:
         stores = ", ".join(f"{one}://" for one in OBJECT_STORES)
-        reason = f"is neither a local path without a percent sign nor a URL of a known store ({stores})"
+        reason = f"is neither a local path without an escape, such as %20, nor a URL of a known store ({stores})"
         raise LakeError(f"{scheme}://…" if separator else text, reason, "Write it as s3://BUCKET/FOLDER, or as a path")
     if not PLAIN_URL.fullmatch(rest) or ("@" in rest and scheme != "abfss"):
         reason = "has a user, a key, a query, or a character other than ASCII letters, digits and . _ = + ~ -"
