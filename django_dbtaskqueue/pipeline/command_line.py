@@ -32,7 +32,7 @@ PROCESS_LIST_REASON = (
     "DATABASE_URL, or leave the password out of it and use PGPASSWORD or a ~/.pgpass file"
 )
 
-METAVARS = {int: "N", jobs.count: "N", jobs.pair: "NAME=VALUE", parse_length: "TIME"}
+METAVARS = {jobs.whole: "N", jobs.count: "N", jobs.above_zero: "N", jobs.pair: "NAME=VALUE", parse_length: "TIME"}
 COMMON = (
     jobs.Argument("lake", "the folder of the archive's tables: a path, or s3://BUCKET/FOLDER", metavar="PATH"),
     jobs.Argument("master", "Spark's, as local[4] or spark://HOST:7077. Default: spark-submit's, else this machine"),

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from django_dbtaskqueue.pipeline.lake import State
-    from django_dbtaskqueue.pipeline.source.staging import Reject
 
 __all__ = ["Argument", "Context", "Job"]
 
@@ -67,14 +66,20 @@ class Argument:
         return f"--{self.name.replace('_', '-')}"
 
     def value(self, given: Any) -> Any:
-        """Return the value of what Python code gives; text is read as on the command line. Raises JobOptionError."""
-        if self.many:
-            return tuple(map(self._one, (given,) if isinstance(given, str) else given or ()))
-        return self._one(given)
+        """Return the value of what Python code gives; text and numbers are read as in shells. Raises JobOptionError."""
+        if not self.many:
+            return self._one(given)
+        values = tuple(map(self._one, (given,) if isinstance(given, str) else given or ()))
+        names = [value[0] for value in values if isinstance(value, tuple)]
+        if len({*names}) < len(names):
+            raise JobOptionError(self.flag, f"one of {', '.join(names)} is given twice")
+        return values
 
     def _one(self, given: object) -> Any:
         try:
-            value = self.type(given) if isinstance(given, str) and self.type is not bool else given
+            if self.type is bool and not isinstance(given, bool):
+                raise ValueError(f"{given!r} is not True or False")
+            value = self.type(str(given)) if isinstance(given, str | float | int) and self.type is not bool else given
         except ValueError as error:
             raise JobOptionError(self.flag, str(error)) from None
         if self.choices and value is not None and value not in self.choices:
@@ -97,7 +102,7 @@ def reader(
     """Return a function that parses text to a value that ``holds``. Its ValueError says what is expected instead."""
 
     def reading(text: str) -> Parsed:
-        with suppress(ValueError, LookupError, ArithmeticError, OSError):
+        with suppress(ValueError, TypeError, LookupError, ArithmeticError, OSError):
             if holds(value := parse(text)):
                 return value
         raise ValueError(f"{text!r} is not {expected}")
@@ -110,7 +115,9 @@ utc_moment = reader(  # without an offset it is in UTC
     lambda text: (found := datetime.fromisoformat(text)).replace(tzinfo=found.tzinfo or UTC),
     "a time. Write it as 2026-01-31 or 2026-01-31T08:00+01:00",
 )
+whole = reader(int, "a whole number")
 count = reader(int, "a whole number of at least 1", lambda number: number >= 1)
+above_zero = reader(float, "a number above 0", lambda number: 0 < number < float("inf"))
 share = reader(
     lambda text: float(Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)),
     'a share. Write a percentage, as in "99.9%", or a number between 0 and 1',
@@ -293,24 +300,3 @@ def write_whole(file: Path, text: str) -> None:
         put(file, text)
     except OSError as error:
         raise PipelineError(f"{file} cannot be written: {error.strerror}. Give another place.") from error
-
-
-def rejected(context: Context, rejects: "Sequence[Reject]", mode: str = "a", chunk: str | None = None) -> Result:
-    """Append rejects of a chunk to their file, or begin it with the mode ``w``; return their number and the file."""
-    found, file = {"rejected": len(rejects)}, context.options["rejects"]
-    if not file or context.dry_run:
-        return found
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    named = {"chunk": chunk} if chunk else {}
-    with Path(file).open(mode, encoding="utf-8") as out:
-        out.writelines(f"{json.dumps(one._asdict() | named, ensure_ascii=False)}\n" for one in rejects)
-    return {**found, "rejects": file}
-
-
-def remove_rejects(file: Path, chunks: Iterable[str]) -> None:
-    """Remove the rejects of these chunks from their file, and a line that was cut off."""
-    ends = tuple(f'"chunk": {json.dumps(name, ensure_ascii=False)}}}' for name in chunks)
-    text = file.read_text("utf-8") if file.is_file() else ""
-    kept = "".join(f"{line}\n" for line in text.split("\n")[:-1] if not line.endswith(ends))
-    if kept != text:
-        write_whole(file.resolve(), kept)

@@ -106,6 +106,9 @@ def test_wrong_words_are_explained() -> None:
         (["explain"], "which job?"),
         (["echo", "--json", f"{__file__}/x"], "x' is not a file that can be written. Give another place"),
         (["echo", "--conf", "a"], "--conf: 'a' is not NAME=VALUE"),
+        (["echo", "--conf", "a=1", "--conf", "a=2"], "--conf: one of a, a is given twice"),
+        (["erase", "--reason", "x" * 501], "is not a reason of at most 500 characters"),
+        (["check", "--threshold", "nan"], "'nan' is not a number above 0"),
         (["echo", "--database-url", "postgresql://me:sesame@db/x"], "can read a password in the process list"),
         (["report", "--since", "soon"], "--since: 'soon' is neither a time"),
     ):

@@ -116,11 +116,8 @@ def test_a_bad_row_is_a_reject_with_its_place(tmp_path: Path, name: str, bad: tu
     assert str(reject.value).startswith(value) and reason in reject.reason
 
 
-def test_a_default_that_no_task_can_have_is_a_fault_of_its_rows() -> None:
+def test_a_default_that_no_task_can_have_and_nan_are_rejects_and_bytes_are_base64(tmp_path: Path) -> None:
     assert "40000 is not a whole" in stage(pa.record_batch({"payload": ["1"]}), Rules("q", priority=40000))[1][0].reason
-
-
-def test_nan_is_a_reject_and_bytes_are_base64(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"a": [1.5, float("nan")], "b": [b"x", None]}), tmp_path / "x.parquet")
     payloads, (reject,) = loaded(tmp_path / "x.parquet")
     assert payloads == [{"a": 1.5, "b": "eA=="}]

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from django_dbtaskqueue.core.exceptions import LakeError
-from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, DataFile, Lake, numbered_files
+from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, DataFile, Lake, numbered
 from django_dbtaskqueue.pipeline.lake.export import Export, compact
 from tests.pipeline.lakes import ON_AZURE, Bucket, ids, place_of
 from tests.pipeline.test_lake import DAY, lake_of, read, rows
@@ -61,7 +61,7 @@ def test_other_programs_read_it_and_spark_all_columns_of_each_row(bucket: Bucket
     import polars  # which takes long, and no other test needs it
 
     assert sorted(polars.scan_delta(table).select("id").collect()["id"].to_list()) == [1, 2, 3]
-    first, second = numbered_files(Lake.at(bucket.lake), lake.files("tasks"), [pa.record_batch({"id": [0, 1]})])
+    first, second = numbered(Lake.at(bucket.lake), lake.files("tasks"), [pa.record_batch({"id": [0, 1]})])
     assert first.schema.names == second.schema.names == LAKE_TASKS.names
     payloads = sorted(row["payload"] for found in (first, second) for row in found.to_pylist())
     assert payloads == ['{"flight": 1}', '{"flight": 2}', '{"flight": 3}']
@@ -77,7 +77,7 @@ def test_a_flipped_bit_of_an_object_is_named_and_its_file_left_out(bucket: Bucke
     assert first in lake.files("tasks"), "a damaged file is kept"
     assert len(damaged) == 2 and all(lake.path(first) in one for one in damaged)
     with pytest.raises(LakeError, match=r"s3://b-.*\.parquet is damaged.*Restore it from a backup"):
-        list(numbered_files(lake, (first,), [pa.record_batch({"id": [0]})]))
+        list(numbered(lake, (first,), [pa.record_batch({"id": [0]})]))
 
 
 def test_writers_at_once_lose_no_commit_and_make_none_twice(where: str) -> None:

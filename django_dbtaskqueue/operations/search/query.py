@@ -335,9 +335,7 @@ SORT_TIMEOUT = timedelta(milliseconds=500)  # for all rows that match to be sort
 LOOK_ON_TIME = timedelta(seconds=1)  # that one answer of a search that goes on may take
 MIN_ROWS_PER_PRIORITY = 100  # of the ready tasks of each queue and priority, read for the tasks that are PROCESSING
 # The operators of each qualifier whose rows an index finds, when not negated.
-INDEXED_OPERATORS = {
-    "": "^", "queue": "=", "ref": "=^", "id": ("=", "..", *values.COMPARISONS), "fingerprint": "=",
-}  # fmt: skip
+INDEXED_OPERATORS = {"": "^", "queue": "=", "ref": "=^", "id": ("=", "..", *values.COMPARISONS), "fingerprint": "="}
 FAILED_STATUSES = {str(Status.ERROR), str(Status.POISON)}
 
 

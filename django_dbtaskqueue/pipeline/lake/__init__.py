@@ -54,9 +54,7 @@ LAKE_TASKS = StructType([StructField("location", StringType()), *TASKS.fields, P
 LAKE_ATTEMPTS = StructType([*ATTEMPTS.fields, PARTITION_FIELD])
 LAKE_SUMMARIES = StructType([*SUMMARIES.fields, PARTITION_FIELD])
 ROW_TABLES = ("tasks", "attempts", "finished")
-LAKE_SCHEMAS = {
-    "tasks": LAKE_TASKS, "attempts": LAKE_ATTEMPTS, "finished": LAKE_TASKS, "summaries": LAKE_SUMMARIES,
-}  # fmt: skip
+LAKE_SCHEMAS = {"tasks": LAKE_TASKS, "attempts": LAKE_ATTEMPTS, "finished": LAKE_TASKS, "summaries": LAKE_SUMMARIES}
 MAX_READING_TASKS = 256
 READ_BATCH_ROWS = 10_000
 GLOB_CHARACTERS = re.compile(r"[][{}*?\\]")
@@ -273,14 +271,12 @@ def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[Data
         return spark.createDataFrame(lake_schema(table).empty_table(), schema)  # a list would start a Python worker
     if lake.store.path is None:  # Spark has no access to an object store of its own
         numbers = spark.range(0, len(files), 1, min(len(files), MAX_READING_TASKS))
-        return numbers.mapInArrow(partial(numbered_files, lake, files), schema)
+        return numbers.mapInArrow(partial(numbered, lake, files), schema)
     reader = spark.read.schema(schema).options(basePath=lake.store.place(table), **VERIFY_PAGES)
     return reader.parquet(*(GLOB_CHARACTERS.sub(r"\\\g<0>", lake.path(one)) for one in files))
 
 
-def numbered_files(
-    lake: Lake, files: Sequence[DataFile], numbers: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def numbered(lake: Lake, files: Sequence[DataFile], numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow`` over numbers of files: read them, and compare each with its checksum."""
     for number in (one for batch in numbers for one in batch.column(0).to_pylist()):
         rows, day = lake.read(files[number]), pa.scalar(date.fromisoformat(files[number].day))

@@ -32,12 +32,12 @@ from django_dbtaskqueue.core.durations import MAX_DELAY, parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
 from django_dbtaskqueue.pipeline import source
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day, reader, rejected
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, above_zero, count, day
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake, export as lake_export, read_lake, task_ids, writing
 from django_dbtaskqueue.pipeline.lake.export import Batches, Export, ExportedBatch, TaskFilters
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
 from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
-from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, refuse_unknown_queue, rows_where
+from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, refuse_unknown_queue, rejected, rows_where
 from django_dbtaskqueue.pipeline.source.stream_reader import START_ANEW
 from django_dbtaskqueue.pipeline.spark import Cached, put
 
@@ -184,7 +184,6 @@ def some_of(found: Sequence[object], most: int = 20) -> str:
 # -- copies: into the lake, and out of it as new tasks -----------------------------------------------------------------
 
 MAX_SHOWN_REFERENCES = 5  # by a dry run
-per_second = reader(float, "a number of tasks per second above 0", lambda rate: rate > 0)
 
 
 def sink(lake: Lake, stream: str, location: str, rows: DataFrame, number: int) -> None:
@@ -287,9 +286,7 @@ def chosen_tasks(tasks: DataFrame, options: Options) -> DataFrame:
     if options["until"]:
         tasks = tasks.filter(F.col("finished_date") <= F.lit(options["until"]))
     tasks = rows_where(tasks, options["where"])
-    if options["limit"]:
-        tasks = tasks.orderBy("finish_time", "location", "id").limit(options["limit"])
-    return tasks
+    return tasks.orderBy("finish_time", "location", "id").limit(options["limit"]) if options["limit"] else tasks
 
 
 def as_new(tasks: DataFrame, to: str | None, rate: float | None) -> DataFrame:
@@ -339,7 +336,7 @@ class Replay(Job):
         Argument("where", "only tasks for which this SQL is true, such as \"process_result LIKE '%Kyiv%'\""),
         Argument("limit", "at most N tasks, the oldest first", count),
         Argument("to", "the queue to put them into; default: each task's own"),
-        Argument("rate", "spread them: N become due in a second", per_second),
+        Argument("rate", "spread them: N become due in a second", above_zero),
         *GUARDS,
     )
 

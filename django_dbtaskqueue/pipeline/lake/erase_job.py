@@ -23,7 +23,7 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, Pipe
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.core.sql.retention import EraseStatements
 from django_dbtaskqueue.pipeline.database import statement_errors
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, reader
 from django_dbtaskqueue.pipeline.lake import PARTITION, DataFile, Lake, task_ids, writing
 from django_dbtaskqueue.pipeline.lake.archive_jobs import some_of
 from django_dbtaskqueue.pipeline.lake.export import Batches, Export, remove_out_of_date
@@ -31,6 +31,7 @@ from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
 __all__ = ["Erase"]
 
+reason = reader(str, "a reason of at most 500 characters", lambda text: len(text) <= 500)
 UNREFERENCED_FILE_MAX_AGE_H = 24  # a younger file that does not count may belong to a run under way
 
 
@@ -51,7 +52,7 @@ class Erase(Job):
         Argument("reference", "of the tasks to remove", many=True),
         Argument("reference_file", "file in UTF-8 with one reference in each line, as it is", metavar="FILE"),
         Argument("queue", "only tasks of this queue", many=True),
-        Argument("reason", "why, for the audit, such as the number of the request", default=""),
+        Argument("reason", "why, for the audit, such as the number of the request", reason, ""),
         Argument("other_table", "a task table that needs a run of its own, which the result names", many=True),
     )
 
@@ -238,7 +239,7 @@ class Erasure:
         with suppress(OSError, KeyError, ImportError):  # a container's user may have no name
             actor = getpass.getuser()
         details = json.dumps({**facts, "state": "started"})
-        values = {"actor": actor[:200], "reason": self.context.options["reason"][:500], "details": details}
+        values = {"actor": actor[:200], "reason": self.context.options["reason"], "details": details}
         return int(self.link.run(self.sql.audit, values)[0][0])
 
     def _delete(self, before: Found) -> None:

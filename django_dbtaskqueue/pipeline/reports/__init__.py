@@ -58,13 +58,21 @@ def beginning(text: str) -> datetime | timedelta:
     raise ValueError(f'{text!r} is neither a time, as 2026-01-31, nor a duration, as "30d"')
 
 
+def folder(text: str) -> str:
+    """Return the name of a folder. Raises ValueError if it cannot be written, or holds other data than a report."""
+    if Path(text).is_dir() and (names := {path.name for path in Path(text).iterdir()}) and not names & REPORT_FILES:
+        raise ValueError(f"{text} holds other data. Give --out a folder of its own")
+    jobs.writable(f"{text}/report.json")
+    return text
+
+
 PERIOD_ARGUMENTS = (
     jobs.Argument("since", "from this time (2026-01-31), or this long before the end (30d). Default: all", beginning),
     jobs.Argument("until", "up to this time. Default: now", jobs.utc_moment),
     jobs.Argument("queue", "only this queue", many=True),
 )
 OUTPUT_ARGUMENTS = (
-    jobs.Argument("out", "folder for the page (HTML), the figures (JSON) and the tables (Parquet)", metavar="FOLDER"),
+    jobs.Argument("out", "folder for the page (HTML), the figures (JSON) and the tables (Parquet)", folder),
     jobs.Argument("store", "keep the figures in the database too, where the admin shows them", bool, True),
 )
 
@@ -212,8 +220,6 @@ class ReportJob(jobs.Job):
     def run(self, context: jobs.Context) -> Figures:
         """Compute, write, and return the figures. Raises NoTasks when there is too little to compute from."""
         period = Period.of(context.options)
-        if context.options["out"]:
-            _check_folder(Path(context.options["out"]).absolute())
         with one_state(context.database, context.lake) as context.state:
             found, tables = self.figures(context, period)
         figures = {"kind": self.name, **period._asdict(), **found}
@@ -242,16 +248,6 @@ class ReportJob(jobs.Job):
     def details(self, result: Row) -> Iterable[str]:
         """Return the lines that the command prints after the summary."""
         return ()
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise PipelineError for a folder that cannot be written, before the job reads for hours."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
-    if folder.exists() and names and not names & REPORT_FILES:
-        raise PipelineError(f"{folder} holds other data. Give --out a folder of its own.")
-    there = next(parent for parent in folder.parents if parent.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise PipelineError(f"{folder} cannot be written: {there} is no folder this user may write to.")
 
 
 def _written(context: jobs.Context, period: Period, figures: Figures, tables: Tables) -> Figures:

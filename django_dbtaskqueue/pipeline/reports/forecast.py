@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, functions as F
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length, percent, thousands
 from django_dbtaskqueue.pipeline import reports
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, reader, share
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, above_zero, count, reader, share
 from django_dbtaskqueue.pipeline.reports import ONE_HOUR, KeptDays, Period, TaskRows, transforms as T
 from django_dbtaskqueue.pipeline.spark import Cached
 
@@ -194,7 +194,7 @@ class Forecast(reports.ReportJob):
         Argument("pollers", "pollers there are now. Default: the running ones in the database, else 1", count),
         Argument("slots", "tasks one poller runs at the same time. Default: a running one's, else 4", count),
         Argument("timezone", "time zone of the hours of the week. Default: the project's, else UTC", time_zone, "UTC"),
-        Argument("threshold", "robust standard deviations from which an hour is an anomaly", float, 5.0),
+        Argument("threshold", "robust standard deviations from which an hour is an anomaly", above_zero, 5.0),
         *reports.OUTPUT_ARGUMENTS,
     )
 

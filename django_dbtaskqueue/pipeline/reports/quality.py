@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, Window, functions as F
 
 from django_dbtaskqueue.core.exceptions import CheckFailed
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, above_zero, count
 from django_dbtaskqueue.pipeline.lake import Lake, State, one_state, read_lake
 from django_dbtaskqueue.pipeline.reports.transforms import MAD_TO_SIGMA
 from django_dbtaskqueue.pipeline.source import read_tasks
@@ -122,7 +122,7 @@ class Check(Job):
     summary = "look for faults in the tasks of database and lake"
     arguments = (
         Argument("longest_gap", "days without a finished task that are no gap yet", count, 3),
-        Argument("threshold", "how many spreads from the usual a day's number of tasks may be", float, 6.0),
+        Argument("threshold", "how many spreads from the usual a day's number of tasks may be", above_zero, 6.0),
         Argument("strict", "fail for gaps and unusual days too", bool, False),
     )
 

@@ -17,18 +17,17 @@ from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, ne
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.pipeline import jobs
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, reader
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, reader, whole
 from django_dbtaskqueue.pipeline.source import PREVIEW_CHARS, ROW, staging, write_tasks
 from django_dbtaskqueue.pipeline.source.files import FORMATS, Files
+from django_dbtaskqueue.pipeline.source.staging import Reject
 
 __all__ = ["Enqueue"]
 
 GUARDS = (
     Argument("known_queue", "a queue that exists; others are refused. Default: any, or the project's", many=True),
     Argument("payload_max_bytes", "of a payload. Default: 1 MiB, or the project's", count, DEFAULT_LIMITS.size),
-    Argument(
-        "rejects", "file for rows that cannot be tasks: JSON lines with line, column, value and reason", jobs.writable
-    ),
+    Argument("rejects", "file for rows that cannot be tasks: JSON with line, column, value, reason", jobs.writable),
 )
 ROW_KEYS, UNREAD = "_keys", "_unread"
 VARIANT_TYPES = re.compile(r"(?<![\w`])(?:OBJECT(?=<)|VOID(?=[,>]))")
@@ -75,7 +74,7 @@ class Enqueue(Job):
         Argument("chunk", "rows of one transaction. Default: all; with --rate or --resume 50,000", count),
         Argument("resume", "name of this load; run again with the same name to continue after a stop", load_name),
         Argument("max_attempts", "attempts of a row without max_attempts. Default: the queue's", count, 5),
-        Argument("priority", "priority of a row without one, lower first. Default: the queue's", int, 0),
+        Argument("priority", "priority of a row without one, lower first. Default: the queue's", whole, 0),
         Argument("ttl", "how long after it is due a task may still be started", parse_length),
         *GUARDS,
     )
@@ -106,6 +105,27 @@ def guarded(context: Context) -> Options:
         "on_invalid": "reject" if context.options["rejects"] else "error",
         "dry_run": context.dry_run,
     }
+
+
+def rejected(context: Context, rejects: Sequence[Reject], mode: str = "a", chunk: str | None = None) -> Result:
+    """Append rejects of a chunk to their file, or begin it with the mode ``w``; return their number and the file."""
+    found, file = {"rejected": len(rejects)}, context.options["rejects"]
+    if not file or context.dry_run:
+        return found
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    named = {"chunk": chunk} if chunk else {}
+    with Path(file).open(mode, encoding="utf-8") as out:
+        out.writelines(f"{json.dumps(one._asdict() | named, ensure_ascii=False)}\n" for one in rejects)
+    return {**found, "rejects": file}
+
+
+def remove_rejects(file: Path, chunks: Iterable[str]) -> None:
+    """Remove the rejects of these chunks from their file, and a line that was cut off."""
+    ends = tuple(f'"chunk": {json.dumps(name, ensure_ascii=False)}}}' for name in chunks)
+    text = file.read_text("utf-8") if file.is_file() else ""
+    kept = "".join(f"{line}\n" for line in text.split("\n")[:-1] if not line.endswith(ends))
+    if kept != text:
+        jobs.write_whole(file.resolve(), kept)
 
 
 def read_input(context: Context) -> DataFrame:
@@ -245,9 +265,9 @@ def enqueue_chunks(context: Context, rows: DataFrame) -> Result:
     chunks, size = (load.chunks, load.size) if load else _chunks(context, rows)
     once, before = (load.once, len(load.done)) if load else (None, 0)
     totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": before}
-    place = jobs.rejected(context, (), "a" if before else "w")
+    place = rejected(context, (), "a" if before else "w")
     if load and "rejects" in place:  # a kill leaves those of a chunk that was not committed
-        jobs.remove_rejects(Path(place["rejects"]), (f"{once} {one}" for one in {*range(chunks)} - load.done.keys()))
+        remove_rejects(Path(place["rejects"]), (f"{once} {one}" for one in {*range(chunks)} - load.done.keys()))
     given = {"database": context.need_database(), **{name: options[name] for name in WRITE_OPTIONS}, **guarded(context)}
     for number, chunk in enumerate(_split(rows, chunks)):
         context.progress("enqueueing", number, chunks)
@@ -255,7 +275,7 @@ def enqueue_chunks(context: Context, rows: DataFrame) -> Result:
             continue
         began = clock.monotonic()
         content = f"{load.contents[number]} of {load.rows}" if load else None
-        keep = partial(jobs.rejected, context, chunk=once and f"{once} {number}")
+        keep = partial(rejected, context, chunk=once and f"{once} {number}")
         done = write_tasks(mapped(chunk, mapping), once=once, batch=number, content=content, keep_rejects=keep, **given)
         totals["rejected"] += done.rejected
         totals["enqueued"] += done.enqueued

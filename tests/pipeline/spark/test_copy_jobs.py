@@ -88,7 +88,7 @@ def test_options_that_cannot_be(spark: SparkSession, sqlite: Database, tmp_path:
     for options, message in (
         ({"where": "nonsense = 1"}, "--where: Spark cannot use 'nonsense = 1': .*nonsense"),
         ({"where": "id ="}, "--where: Spark cannot use 'id ='"),
-        ({"rate": "0"}, "--rate: '0' is not a number of tasks per second above 0"),
+        ({"rate": "0"}, "--rate: '0' is not a number above 0"),
         ({"since": "2026-02-01", "until": "2026-01-01"}, "--since: 2026-02-01 comes after --until 2026-01-01"),
     ):
         with pytest.raises(JobOptionError, match=message):
