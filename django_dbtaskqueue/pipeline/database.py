@@ -85,11 +85,6 @@ class Database:
         return f"postgresql://{user and user + '@'}{place}{port and ':' + port}/{name}{options}"
 
     @property
-    def secrets(self) -> dict[str, str]:
-        """The part of ``conninfo`` that is never printed."""
-        return {name: value for name, value in self.conninfo.items() if name in SECRET_KEYWORDS}
-
-    @property
     def postgresql(self) -> bool:
         return self.vendor == "postgresql"
 

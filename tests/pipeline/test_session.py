@@ -123,9 +123,8 @@ URLS = [
 def test_an_address_without_its_secrets_is_still_the_address_and_another_form_is_refused() -> None:
     for url, secrets in URLS:
         database = Database.from_url(url)
-        assert database.secrets == secrets
         shown = Database.from_url(database.url_without_password)
-        assert shown.secrets == {} and {**shown.conninfo, **secrets} == database.conninfo
+        assert secrets.keys().isdisjoint(shown.conninfo) and {**shown.conninfo, **secrets} == database.conninfo
         assert pickle.loads(pickle.dumps(database)) == database  # noqa: S301 -- just pickled here
         for secret in secrets.values():
             assert secret not in f"{database!r} {database} {database.url_without_password}"

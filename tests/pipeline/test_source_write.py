@@ -16,7 +16,7 @@ from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError
 from django_dbtaskqueue.models import Task, UsedReference
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source import TaskSource, staging, write_tasks
+from django_dbtaskqueue.pipeline.source import TaskSource, schema_of, staging, write_tasks
 from django_dbtaskqueue.pipeline.source.staging import Plan, Rules, fill, finish, open_staging
 from tests.pipeline.executors import ThisProcess
 from tests.support import PATIENCE, actors, blocked, until
@@ -218,7 +218,7 @@ def test_a_write_whose_staged_rows_were_lost_fails(database: Database, ignore: b
 def options(database: Database, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Options of the data source, which knows the database's password."""
     url = database.url_without_password
-    monkeypatch.setattr(TaskSource, "known", {f"{database.location} {url}": database})
+    monkeypatch.setattr(TaskSource, "known", {(database.location, url): database})
     return {"url": url, "queue": "other"}
 
 
@@ -235,17 +235,24 @@ def test_a_data_source_s_writer_leaves_out_what_is_taken_or_all(options: dict[st
     assert (Task.objects.count(), staging_tables()) == (3, [])
 
 
+WHERE = ("id > 1", "7", '[["id", ">"]]', '[["id", "=", null]]', '[["status", "=", [""]]]', '[["id", "in", 1]]')
+
+
 def test_wrong_options_of_a_data_source_are_named(options: dict[str, str]) -> None:
-    schema = StructType([StructField("id", IntegerType())])
+    schema, place = StructType([StructField("id", IntegerType())]), {"url": options["url"]}
     for given, ask, answer in (
         ({}, lambda source: source.database, "The option url is missing"),
-        ({**options, "tabel": "task"}, TaskSource.schema, "Unknown option 'tabel'"),
-        (options, lambda source: source.reader(schema), "of type bigint, not int"),
+        (options, lambda source: source.reader(schema), r"A reader takes no 'queue'\. It takes table, where"),
+        ({**options, "qeue": ""}, lambda source: source.writer(schema, overwrite=False), "Did you mean 'queue'"),
+        (place, lambda source: source.reader(schema), "of type bigint, not int"),
         (options, lambda source: source.writer(schema, overwrite=True), "Tasks are never overwritten"),
         (options, lambda source: source.streamWriter(schema, overwrite=False), "The option once is missing"),
     ):
         with pytest.raises(PipelineError, match=answer):
             ask(TaskSource(given))
+    for name, value in (("slice_ids", "0"), ("slice_ids", "x"), *(("where", text) for text in WHERE)):
+        with pytest.raises(PipelineError, match=r"--(slice-ids: '.' is not a whole number|where: '.*' is not JSON of)"):
+            TaskSource({**place, name: value}).reader(schema_of("task", ["id"]))
 
 
 def test_a_micro_batch_that_is_run_again_adds_nothing(options: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
@@ -23,7 +24,8 @@ from django_dbtaskqueue.core.columns import TASK_COLUMNS
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL
 from django_dbtaskqueue.core.states import TERMINAL
-from django_dbtaskqueue.pipeline.database import DEFAULT_LOCATION, Database, Link, Params
+from django_dbtaskqueue.pipeline.database import DEFAULT_LOCATION, SECRET_KEYWORDS, Database, Link, Params
+from django_dbtaskqueue.pipeline.jobs import Argument, count, reader
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.pipeline.source.staging import TaskWriter, write_tasks
@@ -42,10 +44,12 @@ TimeRange = tuple[datetime | None, datetime | None]
 Value = bool | int | str | datetime | list[str]
 Condition = tuple[str, str, Value]  # column, operator, value
 Item = TypeVar("Item")
-SOURCE_OPTIONS = (
-    "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once", "name",
-    "max_attempts", "priority", "path", "checkpointlocation", "queryname",
-)  # fmt: skip
+COMMON_OPTIONS = ("url", "location", "path", "checkpointlocation", "queryname")  # the last three are Spark's own
+SOURCE_OPTIONS = {
+    "reader": ("table", "where", "snapshot", "slice_ids"),
+    "streamReader": ("table", "where", "name"),
+    "writer": ("queue", "on_duplicate", "on_invalid", "once", "max_attempts", "priority"),
+}
 # Imported at their first use: Spark starts two processes to plan a read, with this.
 LAZY = {"staging": ("write_tasks",), "stream_reader": ("register_stream", "unregister_stream")}
 __getattr__, __dir__ = lazy_names(__name__, LAZY)
@@ -54,12 +58,9 @@ __getattr__, __dir__ = lazy_names(__name__, LAZY)
 class TaskSource(datasource.DataSource):
     """The source as Spark creates it, with its options. `register` makes it known to a session."""
 
-    known: ClassVar[dict[str, Database]] = {}
+    known: ClassVar[dict[tuple[str, str], Database]] = {}  # by location and address
 
     def __init__(self, options: dict[str, str]) -> None:
-        for name in options:
-            if name.lower() not in SOURCE_OPTIONS:
-                raise PipelineError(f"Unknown option {name!r}.{near_match(name.lower(), SOURCE_OPTIONS)}")
         super().__init__(options)
         self.table = str(options.get("table", "task"))
 
@@ -72,10 +73,10 @@ class TaskSource(datasource.DataSource):
         """The database of the option ``url``, with the password that was registered."""
         if (url := self.options.get("url")) is None:
             raise PipelineError("The option url is missing: the address of the database that was given to register().")
-        if found := self.known.get(_key(url, self.options.get("location"))):
+        if found := self.known.get((self.options.get("location", DEFAULT_LOCATION), url)):
             return found
         database = Database.from_url(url)
-        if database.secrets:
+        if not database.conninfo.keys().isdisjoint(SECRET_KEYWORDS):
             raise PipelineError(
                 "The option url holds a password, and Spark shows options in its plans. Call "
                 "register(spark, Database.from_url(url)) once, and give the option database.url_without_password."
@@ -90,12 +91,14 @@ class TaskSource(datasource.DataSource):
         snapshot = self.options.get("snapshot")
         if snapshot is not None and not SNAPSHOT_NAME.fullmatch(snapshot):
             raise PipelineError(f"snapshot={snapshot!r} is not the name of a snapshot. Use open_snapshot().")
-        ids = int(self.options.get("slice_ids", PARTITION_IDS))
+        self._expect("reader")
+        ids = Argument("slice_ids", "", count).value(self.options.get("slice_ids", PARTITION_IDS))
         return TaskReader(replace(self._selection(schema), snapshot=snapshot), ids)
 
     def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:
         from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
 
+        self._expect("streamReader")
         return TaskStreamReader(self._selection(schema), self.options.get("name"))
 
     def writer(self, schema: StructType, overwrite: object) -> "TaskWriter":
@@ -104,6 +107,7 @@ class TaskSource(datasource.DataSource):
 
         if overwrite:
             raise PipelineError('Tasks are never overwritten: write with mode("append").')
+        self._expect("writer")
         return TaskWriter(plan_of(self.database, schema, self.options))
 
     def streamWriter(self, schema: StructType, overwrite: object) -> "TaskWriter":
@@ -114,6 +118,13 @@ class TaskSource(datasource.DataSource):
             )
         return self.writer(schema, overwrite=False)
 
+    def _expect(self, use: str) -> None:
+        """Raise PipelineError for an option that this use would ignore."""
+        known = (*SOURCE_OPTIONS[use], *COMMON_OPTIONS)
+        for name in map(str.lower, self.options):
+            if name not in known:
+                raise PipelineError(f"A {use} takes no {name!r}.{near_match(name, known)} It takes {', '.join(known)}.")
+
     def _selection(self, schema: StructType) -> "Selection":
         for given, ours in zip(schema, schema_of(self.table, schema.names), strict=True):
             if given.dataType != ours.dataType:
@@ -121,8 +132,9 @@ class TaskSource(datasource.DataSource):
                     f"The column {ours.name!r} of {self.table} is of type {ours.dataType.simpleString()}, not "
                     f"{given.dataType.simpleString()}: correct .schema(...), or cast it afterwards."
                 )
-        conditions = _from_text(self.options.get("where", "[]"), schema_of(self.table).names)
-        return Selection(self.database, self.table, schema, conditions)
+        conditions = reader(partial(_from_text, columns=schema_of(self.table).names), "JSON of columns and operators")
+        where = Argument("where", "", conditions).value(self.options.get("where", "[]"))
+        return Selection(self.database, self.table, schema, where)
 
 
 def register(spark: SparkSession, *databases: Database) -> None:
@@ -130,19 +142,15 @@ def register(spark: SparkSession, *databases: Database) -> None:
 
     Then a query only needs ``.option("url", database.url_without_password)``.
     """
-    TaskSource.known = {**TaskSource.known, **{_key(one.url_without_password, one.location): one for one in databases}}
+    TaskSource.known = {**TaskSource.known, **{(one.location, one.url_without_password): one for one in databases}}
 
     class Registered(TaskSource):
         # A class that is made in a function is pickled by value, with its own attributes.
-        known: ClassVar[dict[str, Database]] = dict(TaskSource.known)
+        known: ClassVar[dict[tuple[str, str], Database]] = dict(TaskSource.known)
 
     if spark.conf.get(FILTER_SETTING, "false") != "true":  # a declarative pipeline forbids to set it in its code
         spark.conf.set(FILTER_SETTING, "true")
     spark.dataSource.register(Registered)
-
-
-def _key(url: str, location: str | None) -> str:
-    return f"{location or DEFAULT_LOCATION} {url}"
 
 
 def read_tasks(
@@ -225,9 +233,8 @@ def _conditions(
 def _from_text(text: str, columns: Iterable[str]) -> tuple[Condition, ...]:
     found: list[Condition] = []
     for name, op, value in json.loads(text):  # whoever may write Spark SQL may write this text, and must not write ours
-        if name not in columns or op not in OPERATORS:
-            reason = f"where: {name!r} {op!r} is not a column and an operator"
-            raise PipelineError(f"{reason}. Use read_tasks() or .where().")
+        if name not in columns or op not in OPERATORS or value is None or isinstance(value, list) != (op == "in"):
+            raise ValueError(name, op, value)
         found.append((name, op, datetime.fromisoformat(value["time"]) if isinstance(value, dict) else value))
     return tuple(found)
 

@@ -30,6 +30,7 @@ from django_dbtaskqueue.core.exceptions import DuplicateTask, PayloadError, Pipe
 from django_dbtaskqueue.core.masking import Rules as MaskRules, current_rules, masked_text
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.pipeline.database import Database, Link, Params, database_errors
+from django_dbtaskqueue.pipeline.jobs import Argument, count, whole
 from django_dbtaskqueue.pipeline.source import PREVIEW_CHARS, ROW, task_attempt_id
 from django_dbtaskqueue.pipeline.source.files import in_json
 
@@ -484,7 +485,8 @@ def _fill_rows(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
 
 def plan_of(database: Database, schema: types.StructType, options: Mapping[str, str]) -> Plan:
     """Return the plan of a write through ``df.write`` or ``writeStream``, by its options; makes the staging table."""
-    attempts, priority = int(options.get("max_attempts", 5)), int(options.get("priority", 0))
+    attempts = Argument("max_attempts", "", count).value(options.get("max_attempts", 5))
+    priority = Argument("priority", "", whole).value(options.get("priority", 0))
     rules = Rules(options.get("queue"), max_attempts=attempts, priority=priority)
     choices = {name: options.get(name, "error") for name in ("on_duplicate", "on_invalid")}
     return _plan(database, schema, rules, **choices, once=(options["once"], 0) if "once" in options else None)
