@@ -63,9 +63,11 @@ numbers = itertools.count(1)
 pytest_plugins = ["tests.suites"]
 
 # On a loaded machine an example takes as long as it takes. With CI set, Hypothesis itself knows that.
-hypothesis.settings.register_profile(
-    "any-machine", parent=hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+suppressed = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+for profile, examples in (("any-machine", 100), ("thousands", 5000)):
+    hypothesis.settings.register_profile(
+        profile, deadline=None, suppress_health_check=suppressed, max_examples=examples
+    )
 hypothesis.settings.load_profile("any-machine")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from pyarrow import orc, parquet
 
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
@@ -27,7 +27,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(CELLS, inner, max_size=3),
     max_leaves=8,
 )
-HOSTILE = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def loaded(path: Path, **options: str) -> tuple[list[Any], list[Reject]]:
@@ -41,7 +40,6 @@ def loaded(path: Path, **options: str) -> tuple[list[Any], list[Reject]]:
     return payloads, rejects
 
 
-@HOSTILE
 @given(rows=st.lists(st.tuples(CELLS, CELLS)), sep=st.sampled_from(",;\t|"), end=st.sampled_from(["\n", "\r\n", "\r"]))
 def test_csv_comes_back_as_it_was_written(tmp_path: Path, rows: list[tuple[str, str]], sep: str, end: str) -> None:
     out = io.StringIO()
@@ -54,7 +52,6 @@ def test_csv_comes_back_as_it_was_written(tmp_path: Path, rows: list[tuple[str, 
         assert loaded(tmp_path / name, sep=sep) == ([{"a": a or None, "b c": b or None} for a, b in rows], [])
 
 
-@HOSTILE
 @given(objects=st.lists(st.dictionaries(CELLS, VALUES, max_size=4)), ascii=st.booleans())
 def test_a_line_of_json_is_its_payload(tmp_path: Path, objects: list[Any], ascii: bool) -> None:
     lines = [json.dumps(one, ensure_ascii=ascii) for one in objects]

@@ -126,8 +126,7 @@ def test_an_address_without_its_secrets_is_still_the_address_and_another_form_is
         shown = Database.from_url(database.url_without_password)
         assert secrets.keys().isdisjoint(shown.conninfo) and {**shown.conninfo, **secrets} == database.conninfo
         assert pickle.loads(pickle.dumps(database)) == database  # noqa: S301 -- just pickled here
-        for secret in secrets.values():
-            assert secret not in f"{database!r} {database} {database.url_without_password}"
+        assert not any(map(f"{database!r} {database} {database.url_without_password}".count, secrets.values()))
     for url in (
         "mysql://me:canary@host/tasks", "postgresql://me:canary@host/", "postgresql://me:canary@host:port/x",
         "sqlite://",
