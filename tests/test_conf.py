@@ -89,6 +89,7 @@ FITS: dict[str, tuple[list[Any], list[Any]]] = {
     "max_wait": ([None, timedelta(seconds=1)], [timedelta(0)]),
     "unique_over": (["table", "history"], ["archive", None]),
     "strategy": (["auto", "skip_locked", "optimistic", "shop.queues.Mine"], ["fast", None]),
+    "shards": ([[], ["default", "sqlite"]], ["sqlite", ["default", "default"]]),
     "database": (["default"], [None, 5]),
 }
 

@@ -141,7 +141,7 @@ QUEUE_RULES = {
         lambda v: isinstance(v, str) and (v in STRATEGIES or "." in v),
         '"auto", "skip_locked", "optimistic", or the dotted path of a driver',
     ),
-    "shards": (are_texts, "a list of aliases"),
+    "shards": (lambda v: are_texts(v) and len({*v}) == len(v), "a list of aliases, each once"),
     "log_level": (lambda v: v is None or v in LOG_LEVELS, f"None or one of {', '.join(LOG_LEVELS)}"),
     "router": (lambda v: v is None or callable(v) or isinstance(v, str), "a callable, or its dotted path"),
     "model": (lambda v: isinstance(v, str) and v.count(".") == 1, 'a model as "app.Model"'),

@@ -242,13 +242,9 @@ def ensure_thread() -> None:
 def _enforce_all() -> None:
     pause = threading.Event()
     while _deadlines:
-        _enforce_once()
+        for deadline in tuple(_deadlines):
+            deadline.enforce()
         pause.wait(DEADLINE_CHECK_INTERVAL_S)
-
-
-def _enforce_once() -> None:
-    for deadline in tuple(_deadlines):
-        deadline.enforce()
 
 
 _deadlines: WeakSet[Deadline] = WeakSet()

@@ -302,11 +302,9 @@ def make_token(output: Output, options: Options) -> int:
     rows = ApiToken.objects.using(alias_for("", options["database"]))
     row = rows.create(actor_id=owner.pk, digest=digest, expire_time=end, **given)
     row.refresh_from_db()
-    sent = f"Send this with each request, and store it nowhere else:  Authorization: Bearer {secret}"
-    until = f"until {row.expire_time:%Y-%m-%d %H:%M %Z}" if row.expire_time else "until it is revoked"
-    where = f"on {', '.join(queues)}" if queues else "on every queue"
-    may = f"Token {row.pk} may {row.scope} as {user} {where}, {until}."
-    return output.answer({"token": secret, "hash": digest, **_facts(row)}, f"{sent}\n{may}")
+    output.write(f"Send this with each request, and store it nowhere else:  Authorization: Bearer {secret}")
+    shown = {"queues": ", ".join(queues) or "all", "expires": row.expire_time or "when it is revoked"}
+    return output.facts({"token": secret, "hash": digest, **_facts(row)}, {**_facts(row), **shown})
 
 
 def tokens(output: Output, options: Options) -> int:

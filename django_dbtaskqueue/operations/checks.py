@@ -42,7 +42,7 @@ def check_settings(**_: object) -> list[CheckMessage]:
         return [Error(str(error), id="dbtaskqueue.E001")]
     processors = [processor for queue in registry.queues() for processor in registry.processors(queue)]
     found = chain(_engines(queues), _places(queues), *map(_problems, processors), _listeners(), _middleware(processors))
-    return [*found, *_doubts(queues), *_bridge(queues), *_apps()]
+    return [*found, *_code(queues, processors), *_doubts(queues), *_bridge(queues), *_apps()]
 
 
 @register(Tags.database)
@@ -116,39 +116,43 @@ def _places(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
             words = f"{who} database {alias!r}, which is not in DATABASES."
             yield Error(words, hint=f"Aliases: {', '.join(django_settings.DATABASES)}.", id=number)
     for name in queues:
-        try:
-            model_for(name)
-        except ImproperlyConfigured as error:
-            yield Error(f"Queue {name!r}: {error}", id="dbtaskqueue.E003")
+        for fault in _faults(partial(model_for, name)):
+            yield Error(f"Queue {name!r}: {fault}", id="dbtaskqueue.E003")
 
 
 def _problems(processor: Processor) -> Iterator[CheckMessage]:
-    """E004: an atomic processor writes to another database than its queue's. E005: an executor cannot be imported."""
+    """E004: an atomic processor writes to another database than its queue's."""
     who, aliases = f"{processor.name} of queue {processor.queue!r}", aliases_of(processor.queue)
     if processor.mode == "atomic" and processor.using is not None and aliases != (processor.using,):
         own, there = repr(processor.using), ", ".join(map(repr, aliases))
         words = f"is mode='atomic' and writes to database {own}, but the queue is on {there}"
         hint = f"Use mode='separate' and make the processor idempotent, or set the queue's database to {own}."
         yield Error(f"{who} {words}: one transaction cannot span both.", hint=hint, id="dbtaskqueue.E004")
-    executor = processor.executor
-    if isinstance(executor, str) and executor != PROCESS:
-        hint = "Give the dotted path of an object with submit(), or of a callable that returns one."
-        for fault in _fault(partial(conf.imported, f"{who}: executor={executor!r}", executor)):
-            yield Error(fault, hint=hint, id="dbtaskqueue.E005")
 
 
 def _listeners() -> Iterator[CheckMessage]:
     """E006: DBTASKQUEUE["LISTENERS"] names something that is not a listener."""
-    faults = (fault for path in conf.settings().listeners for fault in _fault(partial(signals.made, path)))
-    yield from (Error(fault, id="dbtaskqueue.E006") for fault in faults)
+    calls = (partial(signals.made, path) for path in conf.settings().listeners)
+    yield from (Error(fault, id="dbtaskqueue.E006") for fault in _faults(*calls))
 
 
 def _middleware(processors: Iterable[Processor]) -> Iterator[CheckMessage]:
     """E011: DBTASKQUEUE["MIDDLEWARE"], or that of a processor, names what cannot be called around a processor."""
     imports = [partial(conf.imported, f"Middleware {path!r}", path) for path in conf.settings().middleware]
-    calls: list[Callable[[], object]] = [*imports, *(processor.with_middleware for processor in processors)]
-    faults = dict.fromkeys(fault for call in calls for fault in _fault(call))
+    faults = _faults(*imports, *(processor.with_middleware for processor in processors))
     yield from (Error(fault, id="dbtaskqueue.E011") for fault in faults)
+
+
+def _code(queues: Mapping[str, conf.QueueSettings], processors: Iterable[Processor]) -> Iterator[CheckMessage]:
+    """E005: an executor, a rule on users, or the router or strategy of a queue cannot be imported."""
+    paths = [(f'DBTASKQUEUE["{key}"]', getattr(conf.settings(), key.lower())) for key in ("CAN_OPERATE", "CAN_VIEW")]
+    paths += [(f"{one.name} ({one.queue}): executor", one.executor) for one in processors if one.executor != PROCESS]
+    for name, queue in queues.items():
+        strategy = queue.strategy if "." in queue.strategy else None
+        paths += [(f"Queue {name!r}: router", queue.router), (f"Queue {name!r}: strategy", strategy)]
+    calls = [partial(conf.imported, f"{what}={path!r}", path) for what, path in paths if isinstance(path, str)]
+    hint = "Give the dotted path of a callable; of an executor also that of an object with submit()."
+    yield from (Error(fault, hint=hint, id="dbtaskqueue.E005") for fault in _faults(*calls))
 
 
 def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
@@ -231,9 +235,12 @@ def isolation_levels(alias: str) -> list[str]:
     return [name] if name in STRICT_LEVELS.values() else []
 
 
-def _fault(call: Callable[[], object]) -> Iterator[str]:
-    """Yield what is wrong with settings that a call refuses."""
-    try:
-        call()
-    except ImproperlyConfigured as error:
-        yield str(error)
+def _faults(*calls: Callable[[], object]) -> Iterable[str]:
+    """Return what is wrong with settings that calls refuse, each once."""
+    faults: dict[str, None] = {}
+    for call in calls:
+        try:
+            call()
+        except ImproperlyConfigured as error:
+            faults[str(error)] = None
+    return faults

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from html import unescape
+from itertools import product
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.auth.models import AnonymousUser, Permission, User
+from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.test import Client
 from django.utils import timezone
@@ -477,8 +479,11 @@ def test_pages_offer_each_verb_to_those_who_may() -> None:
         user.delete()
 
 
-def test_a_rule_that_is_none_is_named(settings: Any, admin_user: Any) -> None:
-    for path in ["nowhere.rule", f"{__name__}.GIVEN"]:
-        settings.DBTASKQUEUE = {"CAN_OPERATE": path}
-        assert Actor(admin_user).may(VERBS["pause"]), "no queue, nothing to ask"
-        refused("CAN_OPERATE", Actor(admin_user).may, VERBS["pause"], "claims", error=ImproperlyConfigured)
+def test_code_that_is_not_there_is_named_by_the_check_and_where_it_is_asked(settings: Any, admin_user: Any) -> None:
+    for key, path in product(("CAN_OPERATE", "CAN_VIEW", "router", "strategy"), ("nowhere.rule", f"{__name__}.GIVEN")):
+        settings.DBTASKQUEUE = {"QUEUES": {"claims": {key: path}}} if key.islower() else {key: path}
+        found = [(error.id, key in error.msg, path in error.msg) for error in run_checks(tags=["dbtaskqueue"])]
+        assert found == [("dbtaskqueue.E005", True, True)] * path.startswith("nowhere")
+        if key.isupper():
+            assert Actor(admin_user).may(VERBS["pause"]), "no queue, nothing to ask"
+            refused(key, Actor(admin_user).may, VERBS["pause"], "claims", error=ImproperlyConfigured)
