@@ -228,9 +228,10 @@ def _there(found: T | None, what: str) -> T:
     return found
 
 
-def _visible(call: ApiCall, model: type[M]) -> QuerySet[M]:
+def _visible(call: ApiCall, model: type[M], *fields: str) -> QuerySet[M]:
     alias = alias_for("", call.given.get("database"), write=False)
-    return permissions.narrow(model._default_manager.using(alias).all(), call.actor)
+    wanted = {name: call.given[name] for name in fields if call.given[name]}
+    return permissions.narrow(model._default_manager.using(alias).filter(**wanted), call.actor)
 
 
 def _searched(call: ApiCall) -> tuple[Search, TaskQuerySet]:
@@ -405,9 +406,7 @@ def command_poller(call: ApiCall, poller: str, command: str) -> int:
 
 def failures(call: ApiCall) -> list[FailureDocument]:
     """Return failure groups."""
-    rows = _visible(call, models.FailureGroup)
-    if call.given["queue"]:
-        rows = rows.filter(queue=call.given["queue"])
+    rows = _visible(call, models.FailureGroup, "queue")
     with statement_timeout(rows.db):
         return _with_stats(rows.order_by("-last_seen", "pk")[: call.given["limit"]])
 
@@ -427,7 +426,5 @@ def _with_stats(rows: QuerySet[models.FailureGroup]) -> list[FailureDocument]:
 
 def audit(call: ApiCall) -> AuditPage:
     """Return who did what."""
-    rows = _visible(call, models.AuditEntry)
-    given = {name: call.given[name] for name in ("queue", "actor", "verb") if call.given[name]}
-    found, before = page(rows.filter(**given), call)
+    found, before = page(_visible(call, models.AuditEntry, "queue", "actor", "verb"), call)
     return {"entries": [AUDIT.of(row, details=masked(row.details)) for row in found], "before": before}

@@ -219,8 +219,9 @@ def _stuck(alias: str, late: set[str]) -> Iterator[Finding]:
     running = living(alias).filter(state="RUNNING", held__lt=models.F("slots"))
     for instance, served in running.order_by("instance").values_list("instance", "queues")[:100]:
         for item in (one for one in served if isinstance(one, dict)):
-            queue, idle = item.get("queue"), item.get("idle_seconds", 0)
-            if queue in late and idle >= MAX_IDLE_S and conf.default_settings(queue).concurrency != 0:
+            queue, idle = str(item.get("queue")), item.get("idle_seconds")
+            is_late = queue in late and conf.default_settings(queue).concurrency != 0
+            if is_late and type(idle) is int and MAX_IDLE_S <= idle < 10**9:  # SQL can have written anything
                 words = _("Poller %(poller)s is RUNNING but took nothing from %(queue)s for %(time)s with work due.")
                 remedy = _("See its log, and restart it. If the tasks have a tag, start a poller with --tag.")
                 given = {"poller": instance, "queue": queue, "time": format_seconds(idle)}

@@ -56,8 +56,9 @@ def test_a_poller_that_reports_but_takes_nothing(alias: str) -> None:
     served = [{"queue": "parcels", "weight": 1, "idle_seconds": 75}]
     Poller.objects.using(alias).update(queues=["letters", *served])
     assert "took nothing from parcels for 1m15s" in found(alias)["poller.stuck"].words
-    # ... unless it has no free slot, or took something since
-    for change in ({"held": 4}, {"held": 0, "queues": [{**served[0], "idle_seconds": 30}]}):
+    # ... unless it has no free slot, or took something since. What SQL wrote is no time
+    odd = [{**served[0], "idle_seconds": one} for one in (30, "75", None, [75], 75.0, 10**30)]
+    for change in ({"held": 4}, {"held": 0, "queues": [*odd, {**served[0], "queue": []}]}):
         Poller.objects.using(alias).update(**change)
         assert "poller.stuck" not in found(alias)
 
