@@ -19,7 +19,7 @@ from django.utils import timezone
 from django_dbtaskqueue.conf.queue import setting_text, typed
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import alias_for, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.flow.shard_move import ShardMove
 from django_dbtaskqueue.management import FAILED_CODE, Options, Output, from_now, printable, wrong_usage
@@ -222,14 +222,15 @@ def index(output: Output, options: Options) -> int:
     if connection.vendor != "postgresql":
         raise CommandError(f"Database {alias!r} is not PostgreSQL. Only PostgreSQL has an index on JSON payloads.")
     gin = GinIndex(fields=["payload"], opclasses=["jsonb_path_ops"], name=f"{model._meta.db_table[:40]}_payload_in")
-    with connection.cursor() as cursor:
-        exists = gin.name in connection.introspection.get_constraints(cursor, model._meta.db_table)
+    valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%(name)s)"
+    found, wanted = Session.on(alias).run(valid, {"name": gin.name}), [] if options["drop"] else [(True,)]
     done = "There is nothing to do."
-    if exists == bool(options["drop"]):
+    if found != wanted:  # one that is not valid, as a killed CREATE leaves it, is made anew
         with connection.schema_editor(atomic=False) as editor:
-            change: Any = editor.remove_index if options["drop"] else editor.add_index
-            change(model, gin, concurrently=True)
-        done = f"Index {gin.name} {'dropped' if exists else 'created: searches for payload.KEY:VALUE use it'}."
+            changes: list[Any] = [editor.remove_index] * bool(found) + [editor.add_index] * bool(wanted)
+            for change in changes:
+                change(model, gin, concurrently=True)
+        done = f"Index {gin.name} {'created: searches for payload.KEY:VALUE use it' if wanted else 'dropped'}."
     return output.answer({"index": gin.name, "done": done}, done)
 
 

@@ -369,16 +369,15 @@ def _indexes(session: Session) -> Iterator[Finding]:
     tables = _tables(session)
     found = {(table, name): valid for table, name, valid in session.run(INDEXES, {"tables": list(tables)})}
     for table, model in tables.items():
-        for index in model._meta.indexes:
-            if not found.get((table, index.name), False):
-                broken = (table, index.name) in found
-                missing = _("%(table)s has no index %(name)s.")
-                words = _("Index %(name)s of %(table)s is not valid.") if broken else missing
-                with session.connection.schema_editor(collect_sql=True) as editor:
-                    text = str(index.create_sql(model, editor)).replace("INDEX", "INDEX CONCURRENTLY", 1)
-                drop = f"DROP INDEX CONCURRENTLY {editor.quote_name(index.name)}; " if broken else ""
-                remedy = f"{drop}{text};"  # while the table is in use
-                yield _error("database.index", words, remedy, table=model._meta.db_table, name=index.name)
+        for index in (one for one in model._meta.indexes if (table, one.name) not in found):
+            with session.connection.schema_editor(collect_sql=True) as editor:
+                text = str(index.create_sql(model, editor)).replace("INDEX", "INDEX CONCURRENTLY", 1)
+            given = {"table": model._meta.db_table, "name": index.name}
+            yield _error("database.index", _("%(table)s has no index %(name)s."), f"{text};", **given)
+    for table, name in (place for place, valid in found.items() if not valid):  # as a killed CONCURRENTLY leaves one
+        words, remedy = _("Index %(name)s of %(table)s is not valid."), "REINDEX INDEX CONCURRENTLY"
+        name = session.connection.ops.quote_name(name)
+        yield _error("database.index", words, f"{remedy} {name};", table=table, name=name)
 
 
 def _dead_rows(session: Session) -> Iterator[Finding]:

@@ -185,6 +185,13 @@ def test_an_index_that_is_missing_comes_with_the_statement_that_makes_it() -> No
     assert "dbtaskqueue_task_rdy" in missing.words
     assert missing.remedy.startswith('CREATE INDEX CONCURRENTLY "dbtaskqueue_task_rdy" ON "dbtaskqueue_task"')
     sql(missing.remedy.replace(" CONCURRENTLY", ""))
+    sql("CREATE INDEX dbtaskqueue_task_payload_in ON dbtaskqueue_task (priority)")  # by taskqueue index
+    for name in ("dbtaskqueue_task_rdy", "dbtaskqueue_task_payload_in"):
+        assert "database.index" not in found()
+        sql(f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{name}'::regclass")
+        broken = found()["database.index"]
+        assert f'Index "{name}" of' in broken.words
+        sql(broken.remedy.replace(" CONCURRENTLY", ""))
     assert "database.index" not in found()
 
 

@@ -323,6 +323,8 @@ def test_searches_of_payloads_go_by_an_index_for_those_who_want_it() -> None:
     try:
         name = data("index")["index"]
         assert name in plan() and "nothing to do" in command("index")
+        sql(f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{name}'::regclass")
+        assert name not in plan() and "created" in command("index") and name in plan()
     finally:
         command("index", "--drop")
     assert name not in plan() and "nothing to do" in command("index", "--drop")
