@@ -29,7 +29,7 @@ from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
 from django_dbtaskqueue.core.durations import format_age, format_duration, format_seconds, parse_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.db.session import alias_for, model_for
+from django_dbtaskqueue.db.session import alias_for, aliases_of, model_for
 from django_dbtaskqueue.metrics import CLASSES_PER_DECADE, upper
 from django_dbtaskqueue.models import BulkOperation, FailureGroup, Poller, Queue, Task
 from django_dbtaskqueue.operations import bulk, permissions, queue_control, queue_stats
@@ -193,8 +193,9 @@ class QueueAdmin(NamedListAdmin):
         queue = self._queue_of(request, "purge", PURGE)
         if request.POST.get("typed", "").strip() != queue.name:
             raise OperationRefused(_("Type %(name)s to delete all its tasks.") % {"name": queue.name})
-        operation = bulk.start(PURGE, text_of(queue=queue.name), request.user, request.POST.get("reason", "").strip())
-        address = self.url(BulkOperation, "change", operation.pk)
+        given = PURGE, text_of(queue=queue.name), request.user, request.POST.get("reason", "")
+        started = [bulk.start(*given, alias) for alias in aliases_of(queue.name)]
+        address = self.url(BulkOperation, "change", started[0].pk) if len(started) == 1 else ""
         return self.reply(request, _("The bulk operation has started."), address=address)
 
     def _pause_or_resume(self, request: HttpRequest) -> HttpResponse:
@@ -362,12 +363,13 @@ class OverviewAdmin(ReadOnlyAdmin):
             return chart_context(alias, actor)
         found = queue_stats.overview(only=actor.visible_queues)
         waiting = found.statuses[Status.CREATED]
+        oldest = max((row.oldest for row in found.queues if row.oldest is not None), default=None)
         failed = self.link(cells.number(found.failed), self.url(FailureGroup, "changelist"))
         return {
             "health": found.health,
             "cards": [
                 (_("waiting"), self.link(waiting, self.url(Task, "changelist", q=text_of(status=Status.CREATED)))),
-                (_("oldest waiting"), format_age(found.oldest)),
+                (_("oldest waiting"), format_age(oldest)),
                 (_("in / out per min"), cells.in_and_out(found.queues)),
                 (_("attempts failed in the last hour"), failed),
                 (_("pollers alive"), self.link(found.pollers, self.url(Poller, "changelist"))),

@@ -175,11 +175,8 @@ def act_on_search(call: ApiCall, verb: str) -> OperationDocument:
 
 def operations(call: ApiCall) -> OperationPage:
     """List bulk operations; ``queue``: those on the database of this queue, or on its shard ``database``."""
-    permissions.check_there(filter(None, [queue := call.given["queue"]]), call.actor)
-    rows = permissions.narrow(models.BulkOperation.objects.using(alias_for(queue, call.given["database"])), call.actor)
-    if call.given["state"]:
-        rows = rows.filter(state=call.given["state"])
-    found, before = page(rows, call)
+    permissions.check_there(filter(None, [call.given["queue"]]), call.actor)
+    found, before = page(_visible(call, models.BulkOperation, "state"), call)
     return {"operations": [OPERATION.of(row) for row in found], "before": before}
 
 
@@ -204,11 +201,12 @@ def put_back_operation(call: ApiCall, pk: int) -> OperationDocument:
 def purge_queue(call: ApiCall, queue: str) -> OperationDocument:
     """Start the bulk deletion of every task of a queue."""
     permissions.check_queue(queue, call.actor)
-    permissions.check(PURGE, call.given["reason"], call.actor, queue)
+    reason, shard = call.given["reason"], call.given["database"]
+    permissions.check(PURGE, reason, call.actor, queue)
     permissions.check_there([queue], call.actor)
     if call.given["confirm"] != queue:
         raise BadInput("confirm", f'must repeat the name, because every task of the queue is deleted: "{queue}".')
-    return OPERATION.of(bulk.start("purge", text_of(queue=queue), call.actor, call.given["reason"]))
+    return OPERATION.of(bulk.start(PURGE, text_of(queue=queue), call.actor, reason, shard))
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------
@@ -229,7 +227,7 @@ def _there(found: T | None, what: str) -> T:
 
 
 def _visible(call: ApiCall, model: type[M], *fields: str) -> QuerySet[M]:
-    alias = alias_for("", call.given.get("database"), write=False)
+    alias = alias_for(call.given.get("queue", ""), call.given.get("database"), write=False)
     wanted = {name: call.given[name] for name in fields if call.given[name]}
     return permissions.narrow(model._default_manager.using(alias).filter(**wanted), call.actor)
 
@@ -321,11 +319,11 @@ def queues(call: ApiCall) -> QueueList:
 def queue(call: ApiCall, queue: str) -> QueueDetail:
     """Return one queue."""
     _there(call.actor.sees(queue) and queue in permissions.all_queues(), f"queue {queue}.")
-    row = models.Queue.objects.using(alias_for(queue, None, write=False)).filter(pk=queue).first()
+    rows = models.Queue.objects.using(alias_for(queue, None, write=False)).filter(pk=queue)
     return {
         "queue": queue,
-        "paused": queue_stats.pauses(_visible(call, models.Queue)).get(queue),
-        "overrides": row.changes if row else {},
+        "paused": queue_stats.pauses(rows).get(queue),
+        "overrides": next((row.changes for row in rows), {}),
         "stats": queue_stats.with_limits([queue_stats.stats_of_queue(queue)])[0],
     }
 

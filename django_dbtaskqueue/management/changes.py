@@ -19,7 +19,7 @@ from django.utils import timezone
 from django_dbtaskqueue.conf.queue import setting_text, typed
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import Session, alias_for, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, model_for, only_alias
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.flow.shard_move import ShardMove
 from django_dbtaskqueue.management import FAILED_CODE, Options, Output, from_now, printable, wrong_usage
@@ -84,8 +84,9 @@ def verb(output: Output, options: Options) -> int:
 
 def purge(output: Output, options: Options) -> int:
     """Delete every task of a queue, in any status."""
-    check_there([options["queue"]], Actor())
-    return verb(output, {**options, "filter": [text_of(queue=options["queue"])]})
+    check_there([queue := options["queue"]], Actor())
+    given = {"database": only_alias(queue, options["database"]), "filter": [text_of(queue=queue)]}
+    return verb(output, {**options, **given})
 
 
 def _ordered(output: Output, operation: BulkOperation) -> int:

@@ -20,7 +20,7 @@ from django_dbtaskqueue.core import logger
 from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked_text
-from django_dbtaskqueue.db.session import Session, model_named
+from django_dbtaskqueue.db.session import Session, model_named, only_alias
 from django_dbtaskqueue.flow.selection import lock_first
 from django_dbtaskqueue.models import BulkOperation, TaskChange
 from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
@@ -106,6 +106,7 @@ def start(
         raise OperationRefused(words % {"queue": actor.scope.queues[0]})
     if max_tasks is not None and max_tasks < 1:
         raise OperationRefused(_("A limit is at least 1, not %(number)s.") % {"number": max_tasks})
+    using = only_alias(queues[0], using) if request.verb is PURGE else using  # it is of a whole queue
     tasks = tasks_for(search, using, write=True)
     search = with_moments(search, Session.on(tasks.db).now())
     request = replace(request, query=to_text(search))

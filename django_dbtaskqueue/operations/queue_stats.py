@@ -148,10 +148,6 @@ class QueuesOverview:
         return sorted((row for row in self.queues if row.late), key=lambda row: row.oldest or LATE_AFTER, reverse=True)
 
     @property
-    def oldest(self) -> timedelta | None:
-        return max((row.oldest for row in self.queues if row.oldest is not None), default=None)
-
-    @property
     def failed(self) -> int:
         return sum(row.failed for row in self.queues)
 

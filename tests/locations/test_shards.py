@@ -23,7 +23,7 @@ from django_dbtaskqueue.operations.search import parse
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.testing import run_poller
 from tests.factories import make_task
-from tests.operations.site import ADMIN, TASKS, client, command, data, page, post, refused
+from tests.operations.site import ADMIN, QUEUES, TASKS, client, command, data, page, post, refused
 from tests.support import alias_beside, taken_back
 
 SHARDS = ("default", "sqlite")
@@ -83,6 +83,17 @@ def test_lists_and_counts_say_which_shards_they_leave_out(settings: Any, capsys:
     assert "database" not in "".join(bulk.preview("cancel", "queue:spread").sentences)
 
 
+def test_a_purge_is_of_each_shard_or_of_the_one_that_is_named(settings: Any, admin_client: Any) -> None:
+    spread(settings)
+    asked, words = {"confirm": "spread", "reason": "test data"}, "Name the database: default or sqlite"
+    for where, given in ("queues/spread/purge", asked), ("tasks/purge/search", {"q": "queue:spread", "reason": "x"}):
+        assert words in post(admin_client, where, **given).json()["error"]
+    refused(words, data, "purge", "spread", "--yes", "--reason", "x", error=CommandError)
+    assert post(admin_client, "queues/spread/purge", database="sqlite", **asked).status_code == 202
+    admin_client.post(QUEUES, {"purge": "spread", "typed": "spread", "reason": "test data"})
+    assert [AuditEntry.objects.using(alias).filter(verb="purge").count() for alias in SHARDS] == [1, 2]
+
+
 def test_a_router_decides_by_payload(settings: Any) -> None:
     spread(settings, router=lambda _reference, payload, shards: shards[payload["shard"]])
     enqueue("spread", "a", {"shard": 0})
@@ -95,9 +106,13 @@ def test_a_router_decides_by_payload(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("shards", [SHARDS, ("sqlite",)])
-def test_a_pause_and_a_setting_without_a_database_hold_on_each_shard(settings: Any, shards: tuple[str, ...]) -> None:
+def test_a_pause_and_a_setting_without_a_database_hold_on_each_shard(
+    settings: Any, shards: tuple[str, ...], admin_client: Any
+) -> None:
     spread(settings, *shards)
     assert data("pause", "spread", "--reason", "why")["changed"] == 1
+    assert admin_client.get("/api/queues/spread").json()["paused"]["reason"] == "why"
+    assert admin_client.get("/api/audit", {"queue": "spread"}).json()["entries"][0]["verb"] == "pause"
     data("set", "spread", "max_attempts=9")
     enqueue_many("spread", [(f"r{number}", None) for number in range(9)])
     assert queue("spread").take() is None

@@ -125,8 +125,3 @@ class EraseStatements(Group):
         " VALUES (%(actor)s, 'command', 'erase', %(reason)s, %(details)s) RETURNING id"
     )
     audited = template(f"UPDATE {AUDIT_TABLE} SET changed = %(changed)s, details = %(details)s WHERE id = %(id)s")
-
-    @property
-    def tables_of_people(self) -> tuple[str, ...]:
-        own = self.tables
-        return own.task, own.history, own.attempt, own.step, own.ledger, CHANGES_TABLE

@@ -21,7 +21,7 @@ from pyarrow.fs import FileSelector
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
-from django_dbtaskqueue.core.sql.retention import EraseStatements
+from django_dbtaskqueue.core.sql.retention import CHANGES_TABLE, EraseStatements
 from django_dbtaskqueue.pipeline.database import statement_errors
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, reader
 from django_dbtaskqueue.pipeline.lake import PARTITION, DataFile, Lake, task_ids, writing
@@ -270,7 +270,8 @@ class Erasure:
             return True
         warnings: list[object] = []  # of tables that this user may not vacuum
         self.link.connection.add_notice_handler(warnings.append)
-        for table in self.sql.tables_of_people:
+        own = self.sql.tables
+        for table in (own.task, own.history, own.attempt, own.step, own.ledger, CHANGES_TABLE):
             self.link.run(f"VACUUM {table}")
         return not warnings
 
