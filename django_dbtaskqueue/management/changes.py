@@ -31,12 +31,12 @@ from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, Actor, ch
 from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_schedules
 from django_dbtaskqueue.operations.search import parse, text_of
 from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, tasks_for
-from django_dbtaskqueue.operations.serializers import OPERATION, as_document
+from django_dbtaskqueue.operations.serializers import OPERATION, as_document, text as storable_text
 from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS, VerbOptions
 
 MAX_ROWS_MASKED_AT_ONCE = 500
 MAX_IDS_PER_REASON = 10  # that the text of a move names
-MAX_LISTED_TOKENS = 500
+MAX_LISTED_TOKENS, MAX_NOTE_CHARS = 500, 200
 M = TypeVar("M", bound=Model)
 
 
@@ -231,6 +231,7 @@ def index(output: Output, options: Options) -> int:
             changes: list[Any] = [editor.remove_index] * bool(found) + [editor.add_index] * bool(wanted)
             for change in changes:
                 change(model, gin, concurrently=True)
+        actions.record(alias, Actor(), f"{'create' if wanted else 'drop'}_index", details={"index": gin.name})
         done = f"Index {gin.name} {'created: searches for payload.KEY:VALUE use it' if wanted else 'dropped'}."
     return output.answer({"index": gin.name, "done": done}, done)
 
@@ -251,6 +252,7 @@ def mask(output: Output, options: Options) -> int:
         changed += _mask_stored(FailureGroup.objects.using(alias).all(), "message", dry_run=dry_run)
     if dry_run:
         return output.answer({"dry_run": True, "would_mask": changed}, f"{changed} stored texts would be masked.")
+    actions.record(alias_for("", options["database"]), Actor(), "mask", changed=changed)
     return output.answer({"masked": changed}, f"{changed} stored texts masked.")
 
 
@@ -300,9 +302,11 @@ def make_token(output: Output, options: Options) -> int:
     secret = secrets.token_urlsafe(32)
     digest = hashlib.sha256(secret.encode()).hexdigest()
     end = None if life is None else Now() + life
-    given = {"user": user, "note": options["note"][:200], "scope": options["scope"], "queues": queues}
-    rows = ApiToken.objects.using(alias_for("", options["database"]))
-    row = rows.create(actor_id=owner.pk, digest=digest, expire_time=end, **given)
+    note, alias = storable_text("note", options["note"], MAX_NOTE_CHARS), alias_for("", options["database"])
+    given = {"user": user, "note": note, "scope": options["scope"], "queues": queues}
+    with actions.recorded(alias):
+        row = ApiToken.objects.using(alias).create(actor_id=owner.pk, digest=digest, expire_time=end, **given)
+        actions.record(alias, Actor(), "make_token", details={"token": row.pk, **given})
     row.refresh_from_db()
     output.write(f"Send this with each request, and store it nowhere else:  Authorization: Bearer {secret}")
     shown = {"queues": ", ".join(queues) or "all", "expires": row.expire_time or "when it is revoked"}
@@ -311,10 +315,12 @@ def make_token(output: Output, options: Options) -> int:
 
 def tokens(output: Output, options: Options) -> int:
     """List the tokens of the JSON API, or end one."""
-    rows = ApiToken.objects.using(alias_for("", options["database"]))
+    rows = ApiToken.objects.using(alias := alias_for("", options["database"]))
     if number := options["revoke"]:
-        if not rows.filter(pk=number).delete()[0]:
-            raise CommandError(f"There is no token {number}; taskqueue tokens lists them.")
+        with actions.recorded(alias):
+            if not rows.filter(pk=number).delete()[0]:
+                raise CommandError(f"There is no token {number}; taskqueue tokens lists them.")
+            actions.record(alias, Actor(), "revoke_token", details={"token": number})
         return output.answer({"revoked": number}, f"Token {number} is refused from now on.")
     listed = list(rows.annotate(clock=Now()).order_by("pk")[:MAX_LISTED_TOKENS])
     head = ("number", "user", "scope", "queues", "expires", "last used", "note")

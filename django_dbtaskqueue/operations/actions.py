@@ -343,9 +343,9 @@ def _reasons_for_others(tasks: TaskQuerySet, request: ActionRequest) -> dict[int
     return {pk: (queue, reason(status, fits=fits)) for pk, queue, status, fits in read}
 
 
-def record(alias: str, actor: Actor, verb: Verb, **columns: object) -> AuditEntry:
-    """Write an audit entry on the database of the action."""
-    return AuditEntry.objects.using(alias).create(verb=verb.name, **actor.columns, **columns)
+def record(alias: str, actor: Actor, verb: Verb | str, **columns: object) -> AuditEntry:
+    """Write an audit entry on the database of the action. The verb is a word where only the command line has it."""
+    return AuditEntry.objects.using(alias).create(verb=getattr(verb, "name", verb), **actor.columns, **columns)
 
 
 def log(actor: Actor, rows: Sequence[Model], flag: int, message: str) -> None:

@@ -293,13 +293,16 @@ def test_a_secret_in_a_stored_failure_is_masked_for_searches_too() -> None:
     assert data("mask", "--yes") == {"masked": 0}
 
 
-def test_every_command_that_changes_something_takes_yes() -> None:
+def test_every_command_that_changes_something_takes_yes_and_is_in_the_audit() -> None:
     User.objects.create_user("ada")
     make_task(Status.ERROR)
     assert data("bulk", "list", "--yes") == []
     assert data("token", "ada", "--yes")["user"] == "ada"
     assert data("tokens", "--revoke", ApiToken.objects.get().pk, "--yes")["revoked"]
+    refused("'note' has 201 characters; at most 200", "token", "ada", "--note", "x" * 201)
     assert "_payload_in" in data("index", "--drop", "--yes")["index"]
+    data("mask", "--yes")
+    assert [one.verb for one in AuditEntry.objects.order_by("pk")] == ["make_token", "revoke_token", "mask"]
 
 
 def test_exit_codes(settings: Any) -> None:
@@ -328,6 +331,7 @@ def test_searches_of_payloads_go_by_an_index_for_those_who_want_it() -> None:
     finally:
         command("index", "--drop")
     assert name not in plan() and "nothing to do" in command("index", "--drop")
+    assert [one.verb for one in AuditEntry.objects.order_by("pk")] == [*["create_index"] * 2, "drop_index"]
     refused("is not PostgreSQL", "index", "--database", "sqlite")
 
 
