@@ -361,7 +361,7 @@ def run_schedules(output: Output, options: Options) -> int:
         none = "There is no schedule. Declare one with @periodic, or: taskqueue schedules add NAME …"
         return output.table(documents, head, lines, none=none)
     if what == "import":
-        return _import(output, given, actor)
+        return _import(output, given, actor, options["reason"])
     act: Callable[..., Schedule | None] = schedules.find_schedule
     if what in WRITE_WORDS:
         act = schedules.add_schedule if what == "add" else schedules.edit_schedule
@@ -377,7 +377,7 @@ def run_schedules(output: Output, options: Options) -> int:
     return output.facts(document, {} if what in VERB_WORDS else shown)
 
 
-def _import(output: Output, given: Options, actor: Actor) -> int:
+def _import(output: Output, given: Options, actor: Actor, reason: str) -> int:
     if "from" not in given:
         raise wrong_usage(f"Add --from {' or --from '.join(OTHER_QUEUES)}.")
     queue_of, dry_run = {}, "dry_run" in given
@@ -385,7 +385,7 @@ def _import(output: Output, given: Options, actor: Actor) -> int:
         task, _equals, queue_of[task] = text.partition("=")
         if not (task and queue_of[task]):
             raise wrong_usage(f"--queue-of {text}: write TASK=QUEUE.")
-    found = import_schedules(given["from"], queue_of, actor, dry_run=dry_run)
+    found = import_schedules(given["from"], queue_of, actor, dry_run=dry_run, reason=reason)
     rows = []
     for one in found:
         made = one.definition

@@ -50,7 +50,7 @@ class Imported:
 
 
 def import_schedules(
-    source: str, queue_of: Mapping[str, str], actor: Actor, *, dry_run: bool = False
+    source: str, queue_of: Mapping[str, str], actor: Actor, *, dry_run: bool = False, reason: str = ""
 ) -> list[Imported]:
     """Make a schedule of each row that can become one. A dry run does so, too, and rolls it back.
 
@@ -73,7 +73,7 @@ def import_schedules(
             made, notes = definition_of_row(row)
             queue, payload_type = _queue(one.task, queue_of)
             made = replace(made, queue=queue, payload_type=payload_type)
-            result = _write(one, made, actor, source, dry_run=dry_run)
+            result = _write(one, made, actor, reason or f"imported from {source}", dry_run=dry_run)
             answers.append(replace(one, definition=made, notes=tuple(notes), result=result))
         except Exception as error:  # a row can hold anything, and stops no other
             kind = "" if isinstance(error, TaskQueueError | ValueError) else f"{type(error).__name__}: "
@@ -81,7 +81,7 @@ def import_schedules(
     return answers
 
 
-def _write(one: Imported, made: Definition, actor: Actor, source: str, *, dry_run: bool) -> str:
+def _write(one: Imported, made: Definition, actor: Actor, reason: str, *, dry_run: bool) -> str:
     alias = home_of(made.queue)
     if (there := rows_on(alias).filter(pk=one.name).first()) is not None:
         before = Definition.of(vars(there))
@@ -89,9 +89,9 @@ def _write(one: Imported, made: Definition, actor: Actor, source: str, *, dry_ru
             raise Untranslatable(f"there is a schedule with this name here, with another {', '.join(different)}")
         return "unchanged"
     with recorded(alias):
-        add_schedule(one.name, asdict(made), actor, reason=f"imported from {source}")
+        add_schedule(one.name, asdict(made), actor, reason=reason)
         if one.paused:
-            act_on_schedule(SCHEDULE_VERBS["pause_schedule"], one.name, actor, reason=f"disabled in {source}")
+            act_on_schedule(SCHEDULE_VERBS["pause_schedule"], one.name, actor, reason=reason)
         if dry_run:
             transaction.set_rollback(True, using=alias)
     return "would be made" if dry_run else "made"

@@ -109,7 +109,8 @@ def test_a_row_that_cannot_be_read_stops_no_other(celery: None) -> None:
         make("PeriodicTask", name=name, task=TASK, interval=interval, args="[" * 5000 if name == "deep" else "[]")
     crontab("noon", CRONTABS["noon"], kwargs='{"password": "c4n4ry"}')
     assert "c4n4ry" not in answered("django-celery-beat", "--dry-run", "--json", code=1)
-    rows = imported("django-celery-beat", code=1)
+    rows = imported("django-celery-beat", "--reason", "we come over", code=1)
+    assert AuditEntry.objects.get().reason == "we come over"
     made = [name for name, row in rows.items() if row["result"] == "made"]
     assert made == ["noon"] == [*Schedule.objects.values_list("name", flat=True)]
     assert all(rows[name]["reason"] for name in ("aeons", "eras", "deep"))

@@ -312,6 +312,7 @@ def test_exit_codes(settings: Any) -> None:
     wrong += ("schedules delete s --dry-run", "schedules edit s", "schedules list --queue parcels")
     for words in (*wrong, "delete --filter status:ERROR --yes", "pause nobody-knows"):
         assert code_of(*words.split()) == (taskqueue.USAGE_ERROR_CODE if words in wrong else taskqueue.REFUSED_CODE)
+    refused("unrecognized arguments: --database", "shards", "show", QUEUE, "--database", "default")
     settings.DBTASKQUEUE = {"QEUES": {}}
     assert code_of("status") == taskqueue.SETTINGS_CODE
 

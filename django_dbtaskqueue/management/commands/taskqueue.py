@@ -58,7 +58,7 @@ class Command(BaseCommand):
             text = text or " ".join((run.__doc__ or "").split())
             one: CommandParser = commands.add_parser(name, help=text, description=f"{text} {EXIT_CODES}")
             one.set_defaults(**{"run": run, "verb": name, **defaults})
-            for option, given in (AS_JSON, DATABASE, *options):
+            for option, given in (AS_JSON, *([] if name == "shards" else [DATABASE]), *options):
                 one.add_argument(option, **given)
             return lambda name, text="", **given: one.add_argument(name, help=text, **given)
 
@@ -129,7 +129,7 @@ def _add_queues(add: Add) -> None:
     index("--drop", "Drop the index.", action="store_true")
     mask = add("mask", changes.mask, ASKS)
     mask("--dry-run", "Say how many texts hold secrets; change nothing.", action="store_true")
-    shards = add("shards", changes.shards, REASONED, ASKS)
+    shards = add("shards", changes.shards, REASONED, ASKS)  # it is about all databases of a queue
     shards("what", choices=("show", "move"))
     shards("queue")
     text = "Move from this database, such as one that is not a shard any more. Repeat it for more. Default: all shards."
