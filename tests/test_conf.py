@@ -94,13 +94,23 @@ FITS: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-def test_what_a_queue_can_be_set_to() -> None:
+NUMBERS = ("max_running", "burst", "burst_per_group", "capacity", "concurrency", "max_attempts")
+TOO_MUCH: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(NUMBERS, (10**9 + 1, 2**63, 10**400, typed("capacity", "9" * 5000))),
+    **dict.fromkeys(("rate", "rate_per_group"), (f"{10**9 + 1}/s", f"{10**400}/s", f"{'9' * 5000}/s", "5/0s")),
+}
+
+
+def test_what_a_queue_can_be_set_to_and_what_no_column_or_clock_can_hold() -> None:
     for name, (good, bad) in FITS.items():
         for value in good:
             assert getattr(conf.QueueSettings(**{name: value}), name) == value
         for value in bad:
             with pytest.raises(ImproperlyConfigured, match=f"^{name}="):
                 conf.QueueSettings(**{name: value})
+    for name, value in ((name, value) for name, values in TOO_MUCH.items() for value in values):
+        with pytest.raises(ImproperlyConfigured, match=name):
+            conf.overlay(QueueSettings(), {name: value})
 
 
 def test_a_row_names_no_code_and_no_place() -> None:
@@ -129,20 +139,6 @@ def test_what_a_row_names_is_not_called_by_enqueue(alias: str, settings: Any, tm
         enqueue("letters", using=alias)
         assert testing.drain("letters", using=alias).parked == 1
     assert not called.exists() and "Overrides of queue letters are not applied" in caplog.text
-
-
-NUMBERS = ("max_running", "burst", "burst_per_group", "capacity", "concurrency", "max_attempts")
-TOO_MUCH: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(NUMBERS, (10**9 + 1, 2**63, 10**400, typed("capacity", "9" * 5000))),
-    **dict.fromkeys(("rate", "rate_per_group"), (f"{10**9 + 1}/s", f"{10**400}/s", f"{'9' * 5000}/s", "5/0s")),
-}
-
-
-def test_a_number_or_a_rate_that_no_column_or_clock_holds_is_refused() -> None:
-    for name, values in TOO_MUCH.items():
-        for value in values:
-            with pytest.raises(ImproperlyConfigured, match=name):
-                conf.overlay(QueueSettings(), {name: value})
 
 
 def test_names_no_queue_can_have() -> None:

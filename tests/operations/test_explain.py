@@ -18,7 +18,6 @@ from django_dbtaskqueue.models import Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.operations.explain import REASONS, explain
 from django_dbtaskqueue.operations.queue_control import pause
 from tests.factories import HOLDER, QUEUE, age, make_task
-from tests.operations.site import command, data
 from tests.poller.processes import polling
 from tests.support import until
 
@@ -103,7 +102,7 @@ def test_its_pollers_are_paused_ending_or_busy(alias: str) -> None:
     is_told(task, "waiting")
 
 
-def test_the_concurrency_of_the_queue_is_reached(alias: str) -> None:
+def test_the_concurrency_of_the_queue_or_of_its_processor_is_reached(alias: str) -> None:
     poller(alias)
     task = enqueue(QUEUE, using=alias)
     make_task(Status.PROCESSING, ready_time=-MINUTE, using=alias)
@@ -113,14 +112,10 @@ def test_the_concurrency_of_the_queue_is_reached(alias: str) -> None:
     for limit, code, words in ((1, "concurrency", reached), (2, "waiting", ""), (0, "concurrency", none)):
         Queue.objects.using(alias).update(overrides={"concurrency": limit})
         is_told(task, code, words)
-
-
-def test_the_concurrency_of_its_processor_is_reached(alias: str) -> None:
+    Queue.objects.using(alias).update(overrides={})
     registry.unregister(QUEUE)
     registry.register(QUEUE, lambda task: None, concurrency=1)
-    poller(alias)
-    make_task(Status.PROCESSING, ready_time=-MINUTE, payload_type="Other", using=alias)
-    task = enqueue(QUEUE, using=alias)
+    Task.objects.using(alias).filter(status=Status.PROCESSING).update(payload_type="Other")
     is_told(task, "waiting")  # the other one is of another processor
     make_task(Status.PROCESSING, ready_time=-MINUTE, using=alias)
     is_told(task, "concurrency")
@@ -230,9 +225,3 @@ def test_a_real_poller_reports_its_tags_and_types() -> None:
         is_told(enqueue(QUEUE, tag="host-2", delay=HOUR), "no_tag")
         is_told(enqueue(QUEUE, tag="host-1", delay=HOUR), "not_due")
         is_told(make_task(payload_type="Alien", ready_time=HOUR), "no_processor")
-
-
-def test_the_command_line_shows_it() -> None:
-    task = enqueue(QUEUE)
-    assert "now  No living poller serves queue parcels." in command("show", task.pk)
-    assert data("show", task.pk)["explanation"]["code"] == "no_poller"

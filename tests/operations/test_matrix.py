@@ -480,10 +480,12 @@ def test_pages_offer_each_verb_to_those_who_may() -> None:
 
 
 def test_code_that_is_not_there_is_named_by_the_check_and_where_it_is_asked(settings: Any, admin_user: Any) -> None:
-    for key, path in product(("CAN_OPERATE", "CAN_VIEW", "router", "strategy"), ("nowhere.rule", f"{__name__}.GIVEN")):
+    named = product(("CAN_OPERATE", "CAN_VIEW", "router", "strategy"), ("nowhere.rule", f"{__name__}.GIVEN"))
+    for key, path in (*named, ("model", "nowhere.AbstractTask"), ("model", "testapp.Booking")):
         settings.DBTASKQUEUE = {"QUEUES": {"claims": {key: path}}} if key.islower() else {key: path}
         found = [(error.id, key in error.msg, path in error.msg) for error in run_checks(tags=["dbtaskqueue"])]
-        assert found == [("dbtaskqueue.E005", True, True)] * path.startswith("nowhere")
+        number = "dbtaskqueue.E003" if key == "model" else "dbtaskqueue.E005"
+        assert found == [(number, True, True)] * (not path.endswith("GIVEN"))
         if key.isupper():
             assert Actor(admin_user).may(VERBS["pause"]), "no queue, nothing to ask"
             refused(key, Actor(admin_user).may, VERBS["pause"], "claims", error=ImproperlyConfigured)

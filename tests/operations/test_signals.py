@@ -103,12 +103,14 @@ def test_what_waits_for_an_answer_is_listed_and_answered_in_two_clicks(op: Clien
     assert Task.objects.get(pk=waiting[0]).result == {"part": 5}
 
 
-def test_the_command_and_the_api_send_signals(op: Client, task: Task) -> None:
+def test_the_command_and_the_api_send_signals_and_none_is_asked_for_again(op: Client, task: Task) -> None:
+    assert 'id="dbtq-signal"' in text(op.get(page := f"{TASKS}{task.pk}/change/"))
     assert "1 task got the signal." in command("signal", "--id", task.pk, "--signal=other", "--data=[1]", "--yes")
     body = {"ids": [task.pk], "signal": "approved", "data": {"ok": True}, "reason": "why"}
     assert post(op, "tasks/signal/ids", **body).json()["changed"] == 1
     sent = Step.objects.filter(kind="sent").order_by("pk").values_list("name", "result")
     assert list(sent) == [("other", [1]), ("approved", {"ok": True})]
+    assert explain(task).code not in ("signal", "sleeping") and 'id="dbtq-signal"' not in text(op.get(page))
     drain(QUEUE)
     assert Task.objects.get(pk=task.pk).result == {"ok": True}
 
@@ -123,13 +125,6 @@ def test_explain_says_what_a_task_waits_for_or_how_long_it_sleeps(task: Task) ->
     drain("letters")
     found = explain(task)
     assert found.code == "sleeping" and found.sentence.startswith("The task sleeps. It goes on in 2d23h")
-
-
-def test_a_signal_that_was_sent_is_not_asked_for_again(op: Client, task: Task) -> None:
-    page = f"{TASKS}{task.pk}/change/"
-    assert 'id="dbtq-signal"' in text(op.get(page))
-    signal(task, "approved")
-    assert explain(task).code not in ("signal", "sleeping") and 'id="dbtq-signal"' not in text(op.get(page))
 
 
 def test_the_processor_learns_who_sent_it_and_an_edit_takes_it_back(op: Client) -> None:

@@ -83,6 +83,7 @@ def test_show_tells_all_of_a_task_and_masks_secrets() -> None:
         assert '"name": "Ada"' in shown and "attempt 5 failed: ValueError: no\\x1b[31m" in shown
         assert "s3cret" not in shown and "hunter2" not in shown and "\x1b" not in shown
     facts = data("show", task.pk)
+    assert facts["explanation"]["code"] == "finished" and "now  The task ended in ERROR" in shown
     assert facts["payload"] == {"name": "Ada", "api_key": "•••"}
     assert facts["attempts"][0]["traceback"].splitlines()[1] == "  password = '•••'"
     for name in ("0", "9" * 5000):
