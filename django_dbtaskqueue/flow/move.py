@@ -53,6 +53,8 @@ def _due_in_place(time: Expression) -> Columns:
 
 READY_NOW = {
     **_due(Now()),
+    # Without a start, the row of a task that was cancelled or released does not look as if its holder had settled it.
+    "start_time": Case(When(poller_instance=None, then=None), default=F("start_time")),
     "poller_instance": None,
     "finish_time": None,
     "watched": Case(When(watched=False, then=True), default=F("watched")),  # the task ends once more
@@ -75,9 +77,8 @@ CHANGES: dict[str, Columns] = {
         "process_result": Case(When(process_result__startswith=PARENT_FAILED, then=None), default=F("process_result")),
         "finish_time": Now(),
     },
-    # A last attempt is given back: without an attempt left no poller could ever take the task. Without a start, the row
-    # does not look as if its holder had settled it.
-    "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), "start_time": None, **READY_NOW},
+    # A last attempt is given back: without an attempt left no poller could ever take the task.
+    "release_all": {**READY_NOW, "attempt": Least(F("attempt"), F("max_attempts") - 1), "start_time": None},
     "kick": {"attempt": 0, **READY_NOW},
     "run_now": _due_in_place(Now()),
 }
@@ -158,7 +159,7 @@ def set_back(
             setattr(row, name, value)
     if rows:
         with _regrouped(tasks, groups_of([*pairs, *((row.queue, None) for row in rows)])):
-            base_rows(tasks).bulk_update(rows, [*before[rows[0].pk], *given], batch_size=ROWS_PER_PUT_BACK)
+            base_rows(tasks).bulk_update(rows, {*given}.union(*before.values()), batch_size=ROWS_PER_PUT_BACK)
             wait_again(_session(tasks), [row.pk for row in rows if row.parked_by == PARENTS])
         _count(tasks, "put_back", [(row.pk, row.queue, row.group_key, row.status) for row in rows])
     for queue in {row.queue for row in rows if row.status == CREATED}:
@@ -243,8 +244,7 @@ def _update(tasks: Tasks, verb: str, given: Mapping[str, Any] | None) -> int:
 
 def _count(tasks: Tasks, call: str, rows: Iterable[Row]) -> None:
     """Count what is done to locked rows, after the commit. Where it ends leases, their pollers look at once."""
-    calls: dict[tuple[str, str], list[int]] = defaultdict(list)
-    lost: set[str] = set()
+    calls, lost = defaultdict[tuple[str, str], list[int]](list), set[str]()
     for pk, queue, _group, status in rows:
         calls[queue, call].append(pk)
         if status == PROCESSING:

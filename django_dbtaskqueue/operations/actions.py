@@ -114,7 +114,7 @@ def _as_waiting(before: Columns) -> Columns:
     if before["status"] != Status.PROCESSING:
         return before
     held = {"attempt": max(0, before["attempt"] - 1), "next_process_time": before["ready_time"]}
-    return {**before, **held, "poller_instance": None, "status": Status.CREATED}
+    return {**before, **held, "poller_instance": None, "start_time": None, "status": Status.CREATED}
 
 
 def _taken(rows: QuerySet[AbstractTask], tasks: Iterable[AbstractTask], before: Mapping[int, Columns]) -> set[int]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.management import CommandError
 from django.test import Client
 
-from django_dbtaskqueue import LeaseLost, QueueFull, batch, enqueue, queue
+from django_dbtaskqueue import LeaseLost, QueueFull, batch, enqueue, processor, queue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies
@@ -20,6 +21,7 @@ from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, VerbOptions
 from django_dbtaskqueue.pull.leases import checkout
+from django_dbtaskqueue.testing import drain
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ADMIN, TASKS, command, failure_group, post, refused, text, user, work as run
 from tests.support import taken_back
@@ -76,6 +78,19 @@ def test_a_task_that_was_cancelled_while_it_ran_waits_again(alias: str) -> None:
     refused(None, lease.complete, error=LeaseLost)
     taken = {"start_time", "total_attempt", "lost_leases"}
     assert [{**row, **{name: before[0][name] for name in taken}} for row in rows(alias)] == before
+
+
+def test_what_runs_on_after_a_cancel_is_lost_though_its_task_waits_again(alias: str, taskqueue_registry: None) -> None:
+    tasks = Task.objects.db_manager(alias)
+    ways: list[Callable[[], object]] = [
+        lambda: put_back(done("cancel", alias=alias), alias),
+        lambda: tasks.cancel() + tasks.kick(1),
+        lambda: tasks.cancel() + tasks.unpoison() + tasks.reprocess(),
+    ]
+    processor(QUEUE)(lambda task: ways.pop()() and None if task.total_attempt == 1 else None)
+    while ways:
+        make_task(using=alias)
+        assert str(drain(QUEUE, using=alias)) == "1 completed, 1 lost"
 
 
 def test_no_verb_makes_a_queue_fuller_than_its_capacity(alias: str, settings: Any) -> None:
