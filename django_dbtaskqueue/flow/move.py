@@ -53,8 +53,8 @@ def _due_in_place(time: Expression) -> Columns:
 
 READY_NOW = {
     **_due(Now()),
-    # Without a start, the row of a task that was cancelled or released does not look as if its holder had settled it.
-    "start_time": Case(When(poller_instance=None, then=None), default=F("start_time")),
+    # Without a start, a row that others than its holder have ended does not look as if that had settled it.
+    "start_time": Case(When(Q(poller_instance=None) | Q(lost_leases__gt=0), then=None), default=F("start_time")),
     "poller_instance": None,
     "finish_time": None,
     "watched": Case(When(watched=False, then=True), default=F("watched")),  # the task ends once more

@@ -21,7 +21,7 @@ from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, VerbOptions
 from django_dbtaskqueue.pull.leases import checkout
-from django_dbtaskqueue.testing import drain
+from django_dbtaskqueue.testing import advance, drain
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ADMIN, TASKS, command, failure_group, post, refused, text, user, work as run
 from tests.support import taken_back
@@ -80,16 +80,17 @@ def test_a_task_that_was_cancelled_while_it_ran_waits_again(alias: str) -> None:
     assert [{**row, **{name: before[0][name] for name in taken}} for row in rows(alias)] == before
 
 
-def test_what_runs_on_after_a_cancel_is_lost_though_its_task_waits_again(alias: str, taskqueue_registry: None) -> None:
+def test_what_others_ended_while_it_ran_is_lost_also_if_it_waits_again(alias: str, taskqueue_registry: None) -> None:
     tasks = Task.objects.db_manager(alias)
     ways: list[Callable[[], object]] = [
         lambda: put_back(done("cancel", alias=alias), alias),
         lambda: tasks.cancel() + tasks.kick(1),
         lambda: tasks.cancel() + tasks.unpoison() + tasks.reprocess(),
+        lambda: (advance(HOUR, using=alias), drain(QUEUE, using=alias), tasks.reprocess()),
     ]
     processor(QUEUE)(lambda task: ways.pop()() and None if task.total_attempt == 1 else None)
     while ways:
-        make_task(using=alias)
+        make_task(using=alias, max_attempts=1)
         assert str(drain(QUEUE, using=alias)) == "1 completed, 1 lost"
 
 

@@ -116,10 +116,10 @@ class SettleStatements(Group):
     delete_settled = template("DELETE FROM {task} WHERE {among:id|SELECT t.id FROM {_deleted}} RETURNING id, watched")
     _deleted = part("{fenced:complete_delete}")
     # What became of the given leases, when the reply to a commit was lost: (id, status) of the same attempt. Without
-    # those that ended without their holder: then the row names no start, or an end without a poller.
+    # those that ended without their holder: then the row has no start, or an end without a poller or of a dead one.
     outcome_of = template(
-        "SELECT t.id, t.status FROM {task} AS t JOIN {rows:{FENCED}} ON {FENCE}"
-        " WHERE t.start_time IS NOT NULL AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED')"
+        "SELECT t.id, t.status FROM {task} AS t JOIN {rows:{FENCED}} ON {FENCE} WHERE t.start_time IS NOT NULL"
+        " AND (t.status NOT IN ('ERROR', 'POISON') OR t.poller_instance IS NOT NULL AND t.lost_leases <= 0)"
     )
 
     # One task, from its table or else from the history, with its failed attempts as a JSON array.

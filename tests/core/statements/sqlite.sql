@@ -1387,7 +1387,7 @@ JOIN (
 ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.start_time IS NOT NULL
-AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED');
+AND (t.status NOT IN ('ERROR', 'POISON') OR t.poller_instance IS NOT NULL AND t.lost_leases <= 0);
 
 -- Statements.park
 UPDATE "dbtaskqueue_task"
@@ -3041,7 +3041,7 @@ JOIN (
 ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.start_time IS NOT NULL
-AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED');
+AND (t.status NOT IN ('ERROR', 'POISON') OR t.poller_instance IS NOT NULL AND t.lost_leases <= 0);
 
 -- Statements.put_off (one row)
 UPDATE "dbtaskqueue_task" AS t
