@@ -111,14 +111,14 @@ def _enqueue_items(queue: str, items: Iterable[Any], how: InsertOptions, on_inva
     sessions = {alias: Session.on(alias, model_for(queue)) for alias in aliases_of(queue, how.using)}
     first, *others = sessions
     settings = overridden_settings(queue, first)
-    if how.after is not None and (others or how.on_duplicate in REPLACE or settings.unique is not None):
+    rule = rule_of(how.unique, settings, None)
+    if how.after is not None and (others or how.on_duplicate in REPLACE or rule is not None):
         raise EnqueueError(
             "enqueue_many(after=…) does not go with shards, a rule of uniqueness or on_duplicate='replace'. Call "
             "enqueue(after=…) for each task."
         )
     _, related = related_of(how._replace(using=first), settings, first)
     insert = Insert(queue, settings, how, related)
-    rule = rule_of(how.unique, settings, None)
     rejections: list[Rejection] = []
     chunks = Chunks(queue, items, settings, list(sessions), rejections if on_invalid == "reject" else None, rule)
     done = Counter(enqueued=0, ignored=0, replaced=0)

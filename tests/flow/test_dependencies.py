@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_dbtaskqueue import Complete, batch, enqueue
+from django_dbtaskqueue import Complete, batch, enqueue, enqueue_many
 from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING
@@ -157,6 +157,8 @@ def test_what_cannot_be_kept_is_refused(alias: str, put: Callable[..., Task], se
     ):
         with pytest.raises(EnqueueError, match=says):
             put(after=[after], **options)
+    with pytest.raises(EnqueueError, match="a rule of uniqueness"):
+        enqueue_many("parcels", [{}], after=kept, unique="debounce:1h", using=alias)
 
 
 def test_retention_keeps_a_parent_that_a_child_waits_for(alias: str, put: Callable[..., Task]) -> None:
