@@ -375,7 +375,7 @@ def enqueue_copy(task: AbstractTask) -> AbstractTask:
     given["lease"] = None if task.lease_seconds is None else timedelta(seconds=task.lease_seconds)
     given["columns"] = {name: getattr(task, name) for name, one in own_fields(type(task)).items() if not one.generated}
     # The time to live counts from the due time, in whose place a task that runs or has completed has its lease's end.
-    due = task.create_time if task.status in (Status.PROCESSING, Status.COMPLETED) else task.next_process_time
+    due = {"PROCESSING": task.ready_time, "COMPLETED": task.create_time}.get(task.status) or task.next_process_time
     given["ttl"] = None if task.expire_time is None else max(timedelta(0), task.expire_time - due)
     # The payload is JSON already, so its type cannot be seen from it; and the budget is no argument.
     stored = {column.db: getattr(task, column.name) for column in COPIED if not column.option}
