@@ -294,9 +294,3 @@ def in_history(session: Session, leases: Iterable[Lease]) -> set[int]:
     """Return the ids of those leases whose outcome moved their task into the history."""
     rows = json.dumps([_fence(lease) for lease in leases])
     return {row[0] for row in session.run(session.sql.moved, {"rows": rows, "location": session.location})}
-
-
-def release(session: Session, leases: Iterable[Lease]) -> set[int]:
-    """Give back tasks that did not start, uncharged; return the ids of those that were still held."""
-    pairs: list[Decided] = [(lease, Release()) for lease in leases]
-    return settle(session, pairs) if pairs else set()

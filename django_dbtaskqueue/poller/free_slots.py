@@ -276,9 +276,9 @@ class CrashIsolation:
         is_busy = (self._settler.held or self._settler.done) and clock.monotonic() < self._quarantine_until
         chosen = isolated[:1] if alone and not others and not is_busy else []
         # Release before any task of this batch starts: a crash would charge the isolated tasks that are still leased.
-        for queue in {lease.queue for lease in isolated}:
+        for queue in {lease.queue for lease in isolated[len(chosen) :]}:
             back = [lease for lease in isolated[len(chosen) :] if lease.queue == queue]
-            settle.release(session, back)
+            settle.settle(session, [(lease, Release()) for lease in back])
             for lease in back:
                 observe.ended(lease, Release())
         if not self.active():

@@ -15,7 +15,7 @@ from django.db.utils import OperationalError
 
 from django_dbtaskqueue import Complete, DuplicateTask, enqueue, enqueue_many, queue
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import CompleteDelete, Fail, Outcome, Poison
+from django_dbtaskqueue.core.outcomes import CompleteDelete, Fail, Outcome, Poison, Release
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import groups, move, rescue, retention, settle
@@ -106,7 +106,7 @@ def test_an_optimistic_checkout_takes_nothing_that_changed_since_it_looked(other
 
 
 CHANGES: dict[str, Act] = {
-    "taken and given back": lambda: settle.release(Session.on("default"), checkout(1, "second")),
+    "taken and given back": lambda: settle.settle(Session.on("default"), [(checkout(1, "second")[0], Release())]),
     "cancelled": lambda: Task.objects.cancel(),
     "deleted": lambda: Task.objects.purge(),
     "put off": lambda: enqueue("parcels", "r", delay=timedelta(hours=1), on_duplicate="replace"),

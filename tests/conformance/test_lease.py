@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.db.models.functions import Now
 
-from django_dbtaskqueue.core.outcomes import Park
+from django_dbtaskqueue.core.outcomes import Park, Release
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING
 from django_dbtaskqueue.flow import move, rescue, run, settle
 from django_dbtaskqueue.poller.held_leases import renew
@@ -67,8 +67,7 @@ def test_release_keeps_the_place_and_does_not_charge(world: World) -> None:
     ids = [world.make(ready_time=timedelta(minutes=-minutes)).id for minutes in (30, 20, 10)]
     taken = world.checkout(2)
     world.make(ready_time=timedelta(minutes=-5))
-    assert settle.release(world.session, []) == set()
-    assert settle.release(world.session, reversed(taken)) == set(ids[:2])
+    assert settle.settle(world.session, [(lease, Release()) for lease in reversed(taken)]) == set(ids[:2])
     again = world.checkout(3, poller=SECOND)
     assert [lease.id for lease in again] == ids
     assert [(lease.attempt, lease.total_attempt) for lease in again] == [(1, 2), (1, 2), (1, 1)]
