@@ -375,10 +375,11 @@ def test_perform_takes_its_own_task_and_no_other() -> None:
 
 @pytest.mark.parametrize("keep", ["keep", "history", "delete"])
 def test_perform_leaves_nothing_behind_whatever_the_queue_keeps(keep: str, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"kept": {"keep": keep}}}
+    settings.DBTASKQUEUE = {"QUEUES": {"kept": {"keep": keep, "unique": "throttle:1h"}}}
     processor("kept")(lambda task: None)
-    assert perform("kept", {}) == Complete()
-    assert not Task.objects.exists() and not TaskHistory.objects.exists()
+    waits = enqueue("kept", payload={})
+    assert [perform("kept", {}), perform("kept", {})] == [Complete(), Complete()]
+    assert Task.objects.get() == waits and not TaskHistory.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])

@@ -17,7 +17,7 @@ from django.test import TestCase
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.core import codecs, json as json_payload
-from django_dbtaskqueue.core.columns import ENQUEUED
+from django_dbtaskqueue.core.columns import ENQUEUED, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, TaskQueueError, near_match
 from django_dbtaskqueue.core.lease import Lease
@@ -26,7 +26,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Row, Session, aliases_of, model_for
 from django_dbtaskqueue.flow import dependencies, placement
 from django_dbtaskqueue.flow.checkout import ScanCursor
-from django_dbtaskqueue.flow.enqueue import enqueue
+from django_dbtaskqueue.flow.enqueue import enqueue_task
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, no_handler, run_all, run_all_async
 from django_dbtaskqueue.models import AbstractTask, Attempt, Step, Task, TaskHistory
@@ -143,12 +143,13 @@ def perform(
     [state] = poller.queues
     session = poller.connections.session(state)
     with transaction.atomic(using=state.port.alias):  # no poller may take it before us
-        task = enqueue(name, reference, payload, context=context, using=state.port.alias)
+        named = {} if processor is None or processor.payload is None else {"payload_type": processor.payload_type}
+        given = TaskOptions(reference, payload, context=context)
+        task = enqueue_task(name, given, InsertOptions(using=state.port.alias), named)  # a rule could find another one
         if not 1 <= attempt <= task.max_attempts:
             raise ValueError(f"perform(attempt={attempt}): queue {name!r} has {task.max_attempts} attempts.")
         before = {"attempt": attempt - 1, "total_attempt": attempt - 1, "reenqueue_attempt": reenqueue_attempt}
-        named = {} if processor is None or processor.payload is None else {"payload_type": processor.payload_type}
-        session.model._base_manager.using(state.port.alias).filter(pk=task.pk).update(**before, **named)
+        session.model._base_manager.using(state.port.alias).filter(pk=task.pk).update(**before)
         state.strategy, state.limiter = _Exactly(json.dumps([{"task_id": task.pk, "token": attempt - 1}])), None
         poller.fetch()
         if not poller.taken:
@@ -314,9 +315,8 @@ def _ran(done: Done) -> Ran:
     if isinstance(result, Lost) or not facts.counts_as:
         return Ran("parked" if facts.parks else KINDS_OF_END.get(facts.verb, facts.verb))
     outcome: Any = said(result)
-    if lease.expire_text is not None and lease.is_expired():
-        return Ran("expired", outcome)
-    return Ran(KINDS_OF_END.get(facts.counts_as, facts.counts_as), outcome)
+    kind = "expired" if lease.is_expired() else facts.counts_as
+    return Ran(KINDS_OF_END.get(kind, kind), outcome)
 
 
 def _call(job: Job) -> list[Settlement | None]:
