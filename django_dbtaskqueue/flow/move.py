@@ -27,7 +27,7 @@ from django_dbtaskqueue.flow.dependencies import TaskKey, by_table
 from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, Dependency, UsedReference
-from django_dbtaskqueue.models.tasks import RECEIVED, SENT
+from django_dbtaskqueue.models.tasks import RECEIVED, SENT, TIMED_OUT, WAIT
 
 ROWS_PER_PUT_BACK = 100  # rows in one statement of ``set_back``
 IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
@@ -206,7 +206,7 @@ def _change(
         groups = _with_entered(groups, given)
     elif verb == "edit":
         # What was approved has changed, so the tasks wait again.
-        selection.delete_steps(table.model, table.db, ids, kind__in=(RECEIVED, SENT))
+        selection.delete_steps(table.model, table.db, ids, kind__in=(WAIT, RECEIVED, TIMED_OUT, SENT))
     _count(table, call or CALLS.get(verb, verb), rows)
     if target in TERMINAL:
         dependencies.after_commit(_session(table), dependencies.sweep)

@@ -146,10 +146,13 @@ def test_the_processor_learns_who_sent_it_and_an_edit_takes_it_back(op: Client) 
     assert (seen, Task.objects.get(pk=task.pk).status) == ([("boss", "admin")] * 2, "COMPLETED")
 
 
-def test_an_edit_takes_a_signal_back_that_no_wait_has_received(op: Client) -> None:
-    processor(QUEUE, max_attempts=1)(lambda task: task.wait_for("approved") if task.payload else 1 / 0)
+def test_an_edit_takes_a_signal_back_that_no_wait_has_received_and_begins_a_wait_again(op: Client) -> None:
+    processor(QUEUE, max_attempts=1)(lambda task: task.wait_for("approved", DAYS) if task.payload else 1 / 0)
     task = enqueue(QUEUE, payload=0)
     signal(task, "approved")
     assert drain(QUEUE).failed == 1
-    post(op, "tasks/edit/ids", ids=[task.pk], payload=90)
-    assert drain(QUEUE).suspended == 1
+    for payload in (80, 90):
+        post(op, "tasks/edit/ids", ids=[task.pk], payload=payload)
+        assert drain(QUEUE).suspended == 1
+        advance(DAYS)
+        assert drain(QUEUE).failed == 1
