@@ -220,6 +220,11 @@ class Limiter(threading.local):
         live, _ = _leases(session, _all(_stored(text) or {}), 0.0)
         return len(live), min(self.burst, tokens + max(0.0, seconds) * self.rate)
 
+    def allows_one(self, session: Session) -> bool:
+        """Whether the limits of the queue allow one more task now. Locks nothing."""
+        running, tokens = self.used(session)
+        return running < (self.max_running or inf) and (not self.rate or tokens >= 1 - TOKEN_ROUNDING)
+
     def take(
         self, session: Session, params: Params, take_rows: TakeRows, rewind: Callable[[], None] = lambda: None
     ) -> list[Row]:

@@ -105,9 +105,9 @@ def take(
 
 def is_ready(queue: str, alias: str, *, tags: Sequence[str], group: str | None) -> bool:
     """Whether a task can be taken now, of the queue or of one of its groups."""
-    session = Session.on(alias, model_for(queue))
+    session, limiter = Session.on(alias, model_for(queue)), Limiter.of(queue, overridden_settings(queue, alias))
     params = {"queue_name": queue, "tags": session.sql.dialect.array(tags), "limit": 1}
-    return bool(stage.first_ready(session, params, group))
+    return bool(stage.first_ready(session, params, group)) and (limiter is None or limiter.allows_one(session))
 
 
 def seconds_until_due(queue: str, alias: str) -> float | None:

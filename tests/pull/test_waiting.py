@@ -104,7 +104,7 @@ def test_wait_returns_at_a_put_to_all_who_wait_and_takes_nothing(mail: QueueHand
     assert mail.take() is not None
 
 
-def test_wait_knows_what_can_be_taken(mail: QueueHandle) -> None:
+def test_wait_knows_what_can_be_taken(mail: QueueHandle, configure: Configure) -> None:
     now = timedelta(0)
     assert not mail.wait(now)
     task = mail.put(delay=HOUR)
@@ -115,6 +115,12 @@ def test_wait_knows_what_can_be_taken(mail: QueueHandle) -> None:
     assert mail.wait(now)
     assert mail.take() is not None
     assert not mail.wait(now), "a live lease holds it"
+    for limit in ({"max_running": 2}, {"rate": "1/h"}):
+        configure(**limit)
+        mail.put()
+        mail.put()
+        assert mail.wait(now) and mail.take() is not None
+        assert not mail.wait(now), "the limit of the queue is reached"
 
 
 def test_wait_of_a_group_ignores_the_others(mail: QueueHandle, waiter: Waiter, clock: SteppedClock) -> None:
