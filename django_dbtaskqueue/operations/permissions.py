@@ -118,13 +118,14 @@ class Actor:
         return str(self.user.get_username()) if self.user is not None else _system_user()
 
     @cached_property
-    def key(self) -> str:
-        return "" if self.user is None else str(self.user.pk)
-
-    @cached_property
     def columns(self) -> dict[str, str]:
         """What a record of an action says of who did it."""
-        return {"actor": self.name[:200], "actor_id": self.key, "source": self.source}
+        key = "" if self.user is None else str(self.user.pk)
+        return {"actor": self.name[:200], "actor_id": key, "source": self.source}
+
+    @property
+    def key(self) -> str:
+        return self.columns["actor_id"]
 
     def may(self, verb: Verb, queue: str | None = None) -> bool:
         """Whether the user has the verb's own permission; on a queue, whether token and rules allow it there, too."""

@@ -39,14 +39,11 @@ def table(text: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in found[1].split("|")] for found in ROW.finditer(after.split("\n## ", 1)[0])][2:]
 
 
-def test_each_table_from_the_code_has_words_in_each_row() -> None:
+def test_each_table_from_the_code_has_words_in_each_row_and_no_note_too_many() -> None:
     for name in ["commands", "errors", "http-api", "operations", "settings", "signals", "tables"]:
         marks = "".join(MARK.findall((DOCS / f"reference/{name}.md").read_text()))
         rows = [row.rpartition(" | ")[2] for row in FROM_CODE["fill"](marks).splitlines()]
         assert rows and "" not in [row.strip(" |") for row in rows], name
-
-
-def test_a_note_to_what_the_code_does_not_have_is_an_error() -> None:
     note = "<!-- from the code: options runtaskpoller -->\n| Option | Note |\n|---|---|\n| `--threads` | More |\n"
     assert "(THREADS: 4). More |" in FROM_CODE["fill"](note)
     with pytest.raises(ValueError, match="--treads"):
@@ -84,16 +81,13 @@ def name_tests(rows: list[list[str]], folder: Path, excuse: str) -> None:
             assert f"def {name}(" in (folder / path).read_text(), f"{row[0]}: {path} has no {name}"
 
 
-def test_each_promise_of_the_readme_leads_to_tests_that_exist() -> None:
+def test_each_promise_of_the_readme_leads_to_tests_that_exist_and_each_crossing_too() -> None:
     home, tests = ((REPOSITORY / name).read_text() for name in ("README.md", "tests/README.md"))
     proved = dict(table(tests, "## Which test proves a promise of the README"))
     assert {promise for promise, _how in table(home, "## What it promises")} <= proved.keys()
     for promise, places in proved.items():
         named = re.findall(r"`(tests/[\w/.]+)`", places)
         assert named and not [place for place in named if not (REPOSITORY / place).exists()], promise
-
-
-def test_the_table_of_crossings_is_that_of_their_tests() -> None:
     (written,) = FROM_TESTS.findall((DOCS / "reference/semantics.md").read_text())
     assert written == (expected := features.table(ROADS)), f"Write this table:\n{expected}"
 

@@ -199,7 +199,7 @@ def test_no_task_is_lost_and_never_do_more_run_than_there_are_slots(arrivals: li
     assert most_at_once(spans) <= slots
 
 
-def test_it_agrees_with_the_queueing_formula() -> None:
+def test_it_agrees_with_the_queueing_formula_and_counts_what_touches_as_apart() -> None:
     """M/M/1 at half load: the mean wait is as long as the mean run."""
     chance, time, arrivals = random.Random(7), 0.0, []
     for _ in range(60_000):
@@ -207,9 +207,6 @@ def test_it_agrees_with_the_queueing_formula() -> None:
         arrivals.append(Arrival(time, chance.expovariate(1.0)))
     served = replay(arrivals, slots=1, back_off=tenths)
     assert sum(one.wait for one in served) / len(served) == pytest.approx(1.0, rel=0.1)
-
-
-def test_the_most_at_once_counts_what_touches_as_apart() -> None:
     assert (most_at_once([(0, 1), (1, 2)]), most_at_once([(0, 2), (1, 3), (1, 4)])) == (1, 3)
     assert most_at_once([]) == 1
 

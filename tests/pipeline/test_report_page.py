@@ -42,7 +42,7 @@ def backlog_of(values: dict[int, int]) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"hour": "datetime64[us, UTC]"})
 
 
-def test_a_chart_has_as_many_steps_as_can_be_told_apart_and_keeps_the_peaks() -> None:
+def test_a_chart_keeps_the_peaks_in_few_steps_and_shows_what_was_spent_of_a_budget() -> None:
     levels = [level(hour, wait_p95=9.0 if hour == 77 else 1.0) for hour in range(24 * 100)]
     found = over_time(pd.DataFrame(levels), backlog_of({}), {}, HOUR)
     assert len(found["times"]) <= MAX_CHART_STEPS and found["times"][:2] == [MONDAY, MONDAY + timedelta(days=1)]
@@ -50,9 +50,6 @@ def test_a_chart_has_as_many_steps_as_can_be_told_apart_and_keeps_the_peaks() ->
     (waits,) = found["wait_p95"]
     assert (waits["name"], waits["values"][:5]) == ("claims", [1.0, 1.0, 1.0, 9.0, 1.0])
     assert found["run_p95"] == found["backlog"] == []
-
-
-def test_the_line_of_an_error_budget_shows_how_much_was_spent_until_then() -> None:
     levels = [level(0), level(2, ended=4, good=1), {**level(1), "queue": "exact"}]
     found = over_time(pd.DataFrame(levels), backlog_of({}), {"claims": 2.0, "exact": 0.0}, HOUR)
     assert found["budget_spent"] == [{"name": "claims", "values": [0.5, 0.5, 2.0]}]

@@ -176,7 +176,7 @@ def test_a_wait_ends_in_time_with_few_looks(mail: QueueHandle, waiter: Waiter, c
     mail.put()
 
 
-def test_a_listener_that_ends_takes_no_wake_up_from_others(mail: QueueHandle, waiter: Waiter) -> None:
+def test_a_listener_that_ends_takes_no_wake_up_and_a_queue_that_goes_is_told(mail: QueueHandle, waiter: Waiter) -> None:
     """The listener of another database had the same function, and took it back when nobody waited there any more."""
     future = waiter()
     other = blocking.NotifyListener("default", 0.0)
@@ -184,9 +184,6 @@ def test_a_listener_that_ends_takes_no_wake_up_from_others(mail: QueueHandle, wa
         pass
     until(lambda: other._stopping and not other._stopping.is_alive())
     assert mail.put().pk == got(future)
-
-
-def test_a_waiter_of_a_queue_that_goes_is_told(mail: QueueHandle, waiter: Waiter) -> None:
     future = waiter(queue("brief-queue").create().take, name="brief-queue")
     Queue.objects.filter(pk="brief-queue").delete()
     blocking.wake("brief-queue")
