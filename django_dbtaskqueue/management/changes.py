@@ -349,7 +349,8 @@ def run_schedules(output: Output, options: Options) -> int:
     actor, what = Actor(), options["what"]
     fitting = OPTIONS_OF_IMPORT if what == "import" else SCHEDULE_FIELDS if what in WRITE_WORDS else ()
     given = {name: options[name] for name in (*OPTIONS_OF_IMPORT, *SCHEDULE_FIELDS) if name in options}
-    if unfit := [f"--{name.replace('_', '-')}" for name in given if name not in fitting]:
+    others = [*given, *(["database"] if what == "import" and options["database"] else [])]
+    if unfit := [f"--{name.replace('_', '-')}" for name in others if name not in fitting]:
         raise wrong_usage(f"schedules {what} takes no {', '.join(unfit)}.")
     if what == "edit" and not given:
         raise wrong_usage("Say what to change, such as --cron '0 7 * * mon-fri'.")

@@ -311,6 +311,7 @@ def test_exit_codes(settings: Any) -> None:
     wrong = ("list --filter stauts:ERROR", "reprocess --yes", "cancel --filter status:ERROR --queue parcels --yes")
     wrong += ("delete --id 1 --limit 1 --yes --reason x", "delete --id 1 --background --yes --reason x")
     wrong += ("schedules delete s --dry-run", "schedules edit s", "schedules list --queue parcels")
+    wrong += ("schedules import --from django-q2 --database default",)
     for words in (*wrong, "delete --filter status:ERROR --yes", "pause nobody-knows"):
         assert code_of(*words.split()) == (taskqueue.USAGE_ERROR_CODE if words in wrong else taskqueue.REFUSED_CODE)
     refused("unrecognized arguments: --database", "shards", "show", QUEUE, "--database", "default")
