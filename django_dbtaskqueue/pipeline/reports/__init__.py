@@ -63,6 +63,7 @@ def folder(text: str) -> str:
     if Path(text).is_dir() and (names := {path.name for path in Path(text).iterdir()}) and not names & REPORT_FILES:
         raise ValueError(f"{text} holds other data. Give --out a folder of its own")
     jobs.writable(f"{text}/report.json")
+    jobs.writable(f"{Path(text).absolute()}.part")  # a report is written beside its folder, and then put in its place
     return text
 
 
