@@ -292,11 +292,14 @@ def on_change(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def imported(what: str, path: str) -> Any:
-    """Return what a dotted path names; ``ImproperlyConfigured`` says that ``what`` cannot be imported."""
+    """Return what a dotted path names. ``ImproperlyConfigured`` says that ``what`` cannot be imported or called."""
     try:
-        return import_string(path)
+        found = import_string(path)
     except ImportError as error:
         raise ImproperlyConfigured(f"{what} cannot be imported: {error}") from error
+    if not callable(found) and not hasattr(found, "submit"):  # an executor is an object
+        raise ImproperlyConfigured(f"{what} is {found!r:.80}, which cannot be called.")
+    return found
 
 
 setting_changed.connect(_reset)

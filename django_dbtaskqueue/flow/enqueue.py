@@ -67,9 +67,9 @@ def enqueue(
 
     ``reference`` is the caller's business key, unique in its queue; None is never a duplicate. When it is taken:
     ``on_duplicate="error"`` raises ``DuplicateTask``, ``"ignore"`` returns the task that holds it, ``"replace"``
-    rewrites that task while it is CREATED (``keep_due=True`` leaves its due time) and raises ``DuplicateTask`` when it
-    is not. ``"replace_running"`` does so while it is PROCESSING, too: the run is cancelled, and the task starts again
-    as the new one. The transaction stays usable in each case.
+    rewrites that task while it is CREATED (``keep_due=True`` leaves its due time and its expiry) and raises
+    ``DuplicateTask`` when it is not. ``"replace_running"`` does so while it is PROCESSING, too: the run is cancelled,
+    and the task starts again as the new one. The transaction stays usable in each case.
 
     ``unique``: a rule (``Unique``, ``Throttle``, ``Debounce``, or text) that derives the reference from the payload and
     says what a further call does; None: the queue's, which is not in force for a call with a reference. The task's

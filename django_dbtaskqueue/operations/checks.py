@@ -144,7 +144,7 @@ def _middleware(processors: Iterable[Processor]) -> Iterator[CheckMessage]:
 
 
 def _code(queues: Mapping[str, conf.QueueSettings], processors: Iterable[Processor]) -> Iterator[CheckMessage]:
-    """E005: an executor, a rule on users, or the router or strategy of a queue cannot be imported."""
+    """E005: an executor, a rule on users, or the router or strategy of a queue, cannot be imported or called."""
     paths = [(f'DBTASKQUEUE["{key}"]', getattr(conf.settings(), key.lower())) for key in ("CAN_OPERATE", "CAN_VIEW")]
     paths += [(f"{one.name} ({one.queue}): executor", one.executor) for one in processors if one.executor != PROCESS]
     for name, queue in queues.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Protocol, TypeVar
 
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _, gettext_lazy, ngettext_lazy
 
@@ -219,11 +219,7 @@ def _allows(key: str, *given: object) -> bool:
     """Ask a rule of the project; without a rule all is allowed."""
     if (path := getattr(conf.settings(), key.lower())) is None:
         return True
-    rule = conf.imported(f'DBTASKQUEUE["{key}"]={path!r}', path)
-    if not callable(rule):
-        names = "(user, verb, queue)" if key == "CAN_OPERATE" else "(user, queue)"
-        raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} is not callable: {names} -> bool.')
-    return bool(rule(*given))
+    return bool(conf.imported(f'DBTASKQUEUE["{key}"]={path!r}', path)(*given))
 
 
 @cache

@@ -69,7 +69,7 @@ class Argument:
         """Return the value of what Python code gives; text and numbers are read as in shells. Raises JobOptionError."""
         if not self.many:
             return self._one(given)
-        values = tuple(map(self._one, (given,) if isinstance(given, str) else given or ()))
+        values = tuple(map(self._one, (given,) if isinstance(given, str | float | int) else given or ()))
         names = [value[0] for value in values if isinstance(value, tuple)]
         if len({*names}) < len(names):
             raise JobOptionError(self.flag, f"one of {', '.join(names)} is given twice")

@@ -115,7 +115,7 @@ class Check(Job):
 
     Faults are: no id, no queue, an unknown status, a finish before the start, an id in two rows, a file of the lake
     with a wrong checksum. They fail the job (exit code 3). A gap of days, and a day with an unusual number of tasks,
-    are only reported, unless --strict is given. Nothing is written.
+    are only reported, unless --strict is given. The first 200 of each kind are listed. Nothing is written.
     """
 
     name = "check"
