@@ -30,14 +30,14 @@ from tests.faults.sizes import CAPACITY, CLOCK_S, LETHAL_ATTEMPTS, Size
 from tests.faults.standby import Disk, Standby, mounted
 from tests.kills import killing
 from tests.mutations.seeded import VARIABLE
-from tests.patience import slowness
+from tests.patience import Deadline, slowness
 from tests.pgbouncer import HERE, pgbouncer, pgbouncer_program
 from tests.proxy import Proxy, proxied
 
 DATABASE, SECOND = "faults", "faults_second"
 FIRST_ID = 10**9  # of a task in the second database, so that no id is in both
 SPECIAL = 2  # tasks of each kind that kills or takes long, at the start and in the middle
-BOOT_S, DRAIN_S, MUTATED_DRAIN_S = 60.0, 180.0, 40.0  # how long the runner waits before it says what it waits for
+BOOT_S, DRAIN_S, MUTATED_DRAIN_S = 60.0, 180.0, 40.0  # after which the runner says what it waits for (Deadline)
 ASKED_S = 40.0  # within which a poller ends that was asked to, on a quiet machine
 ASKED_CODES = (0, 1, -signal.SIGTERM)  # 1: something was left running; the signal: it came before the handlers
 LAST, LAST_TIMES = 24, 8  # tasks with one attempt, and how often they come: at each kill some run, and one is orphaned
@@ -177,7 +177,7 @@ class Run:
         self._until(lambda: Schedule.objects.update(paused=True) > 0, BOOT_S, "a pause of the schedule")
         drained = self._drain(nemesis, "queue_name <> 'lethal' AND", stopped)
         self._drain(nemesis, "", stopped)
-        self._until(self._complete, BOOT_S * slowness(), "a process in the place of each that died")
+        self._until(self._complete, BOOT_S, "a process in the place of each that died")
         return self._report(nemesis, stopped - began, drained)
 
     def _begin(self, url: str, proxy: Proxy) -> None:
@@ -391,9 +391,9 @@ class Run:
             return False
 
     def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> bool:
-        deadline = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         while not self._holds(condition):
-            if time.monotonic() > deadline:
+            if deadline.passed:
                 logs = "\n".join(f"--- {poller.name}\n{poller.tail(1500)}" for poller in self.pollers)
                 self.problems.append(f"{what} did not come within {seconds:.0f} s")
                 print(logs, file=sys.stderr)
