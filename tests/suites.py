@@ -1,8 +1,7 @@
 """Which tests run, in which process, and what a run tells of it at its end.
 
 Without arguments pytest runs all tests but those whose markers pyproject.toml leaves out. It takes two processes
-more than there are cores, because many tests wait: for other processes, or for the end of a lease. Each process has
-databases of its own on one server.
+more than there are cores, because many tests wait. Each process has databases of its own on one server.
 """
 
 import gc

@@ -310,9 +310,6 @@ def test_decoding_and_encoding_name_path_expectation_and_value() -> None:
     for changes, path, reason in UNWRITABLE:
         error = refusal(codecs.encode, Claim(**changes))
         assert (error.path, reason in error.reason) == (path, True), error
-
-
-def test_what_no_type_can_tell_is_a_payload_error() -> None:
     node = Node("x")
     node.children.append(node)
     assert "contains itself" in refusal(codecs.encode, node).reason

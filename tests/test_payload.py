@@ -140,14 +140,11 @@ WRAPS: list[tuple[Any, str]] = [
 ]
 
 
-def test_what_no_database_holds_is_refused_with_its_path(reader: str) -> None:
+def test_what_no_database_holds_and_a_circle_are_refused_with_their_path(reader: str) -> None:
     for (value, reason), (wrap, path) in product(REFUSED, WRAPS):
         error = refusal(payload.dumps, wrap(value))
         assert (error.path, reason in error.reason) == (path, True), error
         assert payload.find_fault(wrap(value)) == (path, error.reason)
-
-
-def test_a_circular_value_is_refused_where_it_closes(reader: str) -> None:
     value: dict[str, Any] = {"name": "x", "children": [{}]}
     value["children"][0]["parent"] = value
     error = refusal(payload.dumps, value)

@@ -1,8 +1,7 @@
 """A real PostgreSQL for development and tests: no installation, no service, no root.
 
 ``EmbeddedPostgres.start(folder)`` makes the server on first use, or joins the one that another process runs on that
-folder. The data survives. The last user stops the server; if it is killed, a later last user does. Everything stays
-inside the folder::
+folder. The data survives. The last user stops the server; if it is killed, a later last user does. In the folder are::
 
     lock        serialises starting, joining, leaving and stopping
     users.lock  locked by each user while that process lives: a killed process no longer counts

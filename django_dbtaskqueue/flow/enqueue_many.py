@@ -94,8 +94,7 @@ def enqueue_many(
     A bad item raises ``EnqueueError``, for its payload ``PayloadError``, naming the item and the path, and nothing is
     written; ``on_invalid="reject"`` leaves it out and says so in the report instead. Of items with the same reference
     ``on_duplicate="replace"`` and ``"replace_running"`` keep the last one. ``unique``: the rule for items without a
-    reference, as in ``enqueue``; ``on_duplicate`` is for those with one. ``after``: parents of each of the tasks, as in
-    ``enqueue``.
+    reference, as in ``enqueue``; ``on_duplicate`` is for those with one. ``after``: parents of each of the tasks.
     """
     how = InsertOptions(unique, on_duplicate, keep_due, after, on_parent_failure, timeout, using)
     return _enqueue_items(queue, items, how, on_invalid)

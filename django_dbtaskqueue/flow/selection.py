@@ -61,8 +61,7 @@ def _is_a_filter(tasks: Tasks) -> bool:
 def with_row_locks(rows: Rows, *, wait: bool = False) -> Rows:
     """Return rows, so that reading them locks them in the order of their ids.
 
-    All that wait for row locks lock in this order, so there are no deadlocks. Rows that another transaction has locked
-    are skipped, or waited for (``wait``).
+    All that wait for row locks lock in this order, so there are no deadlocks. Locked rows are skipped, unless ``wait``.
     """
     features = transaction.get_connection(rows.db).features
     if features.has_select_for_update_skip_locked:

@@ -1,8 +1,7 @@
 """Look up tasks as an operator does: search, count, and the verbs by business key, as functions.
 
 Verbs over a selection are the queryset's: ``search("mail", status="ERROR").reprocess()``, and so ``mark_poison``,
-``unpoison``, ``kick``, ``cancel``, ``run_now``, ``release_all``, ``purge`` and ``housekeep``; ``.filter(pk__in=ids)``
-selects by id.
+``unpoison``, ``kick``, ``cancel``, ``run_now``, ``release_all``, ``purge``, ``housekeep``. ``.filter(pk__in=ids)`` too.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -37,8 +36,7 @@ def search(
     """Return the tasks that match all arguments, the newest first: a queryset, so read it in pages or use its verbs.
 
     ``created_after`` is included, ``created_before`` is not. Without a queue: all queues in the common table; name a
-    queue that has its own table or database, and with ``using`` the shard. Raises ``UnknownQueue``, and
-    ``ValueError`` for an unknown status.
+    queue that has its own table or database, and with ``using`` the shard. Raises ``UnknownQueue``, ``ValueError``.
     """
     if status is not None and status not in tuple(Status):
         raise ValueError(f"{status!r} is not a status. Statuses are {', '.join(Status)}.")

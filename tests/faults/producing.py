@@ -1,8 +1,7 @@
 """A producer process: ``python -m tests.faults.producing NAME SEED TASKS_PER_SECOND``. It goes on until it is ended.
 
 Each of its transactions writes a Booking and the tasks that belong to it; some are rolled back on purpose. The ledger
-has an "invoked" before, and the answer after. A transaction without an answer, or whose answer was an error of the
-database, may have been committed or not.
+has an "invoked" before, and the answer after. One without an answer, or with an error, may have been committed.
 """
 
 import random

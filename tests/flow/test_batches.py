@@ -71,7 +71,7 @@ def test_the_outer_batch_waits_for_the_inner_one(alias: str) -> None:
     assert take(alias, "letters") is not None
 
 
-def test_a_task_that_was_there_before_does_not_join(alias: str) -> None:
+def test_a_task_that_was_there_before_or_of_another_database_does_not_join(alias: str) -> None:
     for reference in ("one", "many"):
         enqueue("parcels", reference, using=alias)
     with batch("import", using=alias) as b:
@@ -79,9 +79,6 @@ def test_a_task_that_was_there_before_does_not_join(alias: str) -> None:
             enqueue("parcels", "one", on_duplicate=on_duplicate, using=alias)
             enqueue_many("parcels", [("many", 1), (f"new-{on_duplicate}", 1)], on_duplicate=on_duplicate, using=alias)
     assert sorted(task.reference for tasks in b.tasks() for task in tasks) == ["new-ignore", "new-replace"]
-
-
-def test_a_task_of_another_database_does_not_join(alias: str) -> None:
     other = "sqlite" if alias == "default" else "default"
     with pytest.raises(EnqueueError, match="one database"), batch("import", using=alias):
         enqueue("parcels", using=other)

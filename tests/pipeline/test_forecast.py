@@ -42,13 +42,10 @@ def test_the_servers_needed_are_the_least_that_do(rate: float, run: float, wait:
     assert found == 1 or f.late(found - 1, rate, service, target) > 0.05
 
 
-def test_the_need_has_the_interval_of_the_arrivals() -> None:
+def test_a_need_has_the_interval_of_the_arrivals_and_neighbours_are_one_stretch() -> None:
     (found,) = f.needs(f.Prediction("any", {9: 3599.0}, (-10, 90), {}, None, 3, 2), Service(2), TARGET, 1.0)
     assert (found.arrivals_least, found.arrivals, found.arrivals_most) == (2999, 3599, 8999)
     assert found.expected < found.servers == f.servers_needed(8999 / 3600, Service(2), TARGET)
-
-
-def test_neighbouring_hours_of_a_day_are_one_stretch() -> None:
     found = [Need(hour, 1.0, servers, servers - 3) for hour, servers in ((9, 9), (10, 20), (11, 4), (23, 9), (24, 9))]
     stretches = [(str(one), one.pollers, one.expected) for one in f.short_stretches(found, have=2, slots=4)]
     assert stretches == [("Monday 09-11", 5, 5), ("Monday 23-24", 3, 2), ("Tuesday 00-01", 3, 2)]

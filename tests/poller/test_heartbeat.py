@@ -198,8 +198,7 @@ def test_an_idle_poller_asks_little(process_database: ProcessDatabase, clock: St
         del seen[:]
         begun = clock.monotonic()
         until(lambda: clock.advance(0.25) or clock.monotonic() > begun + 20)
-        # Two or three a second, of which each may fall into a window once more than its share of the time: SQLite asks
-        # of each queue what PostgreSQL asks of all.
+        # Two or three a second, of which each may fall into a window once more than its share: SQLite asks by queue.
         assert len(seen) <= 3 * (clock.monotonic() - begun) + len(set(seen)), Counter(seen)
 
 

@@ -105,8 +105,7 @@ class CheckoutStatements(Group):
         "SELECT id, total_attempt FROM {task} WHERE queue_name = %(queue_name)s"
         " AND ready_time IS NOT NULL AND {due_now} ORDER BY priority, ready_time, id LIMIT %(limit)s"
     )
-    # ``first_ready`` of one group: (id, total_attempt). Sorted apart, or the planner reads the index of the ready
-    # order, and so the tasks of all other groups.
+    # ``first_ready`` of one group: (id, total_attempt). Sorted apart, or the planner reads the tasks of all groups.
     first_ready_of_group = template(
         "WITH ready AS MATERIALIZED (SELECT id, total_attempt, priority, ready_time FROM {task}"
         " AS t WHERE queue_name = %(queue_name)s AND group_key = %(group)s AND {HEAD} AND {due_now})"
@@ -210,8 +209,7 @@ class CheckoutStatements(Group):
     )
     # Seconds until the first lease on a last attempt expires: negative if it has expired, NULL if none.
     seconds_until_exhausted = template("SELECT {seconds_between:{now}|min(t.next_process_time)} {_last_attempt}")
-    # Expired leases of tasks without an attempt left: the process died in the last one. Locks them. In the index's
-    # order, or the planner reads the whole table.
+    # Expired leases of tasks without an attempt left: the process died in it. Locks them in the index's order.
     exhausted = template(
         "SELECT {leased} {_last_attempt} AND t.next_process_time <= {now}"
         " ORDER BY t.priority, t.ready_time, t.id LIMIT %(limit)s {skipping}"

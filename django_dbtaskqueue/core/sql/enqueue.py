@@ -246,8 +246,7 @@ class EnqueueStatements(Group):
         " AND {one_of:t.reference_number|references} AND NOT {one_of:{_status}|keeping}"
         " AND t.create_time <= {later:%(ago)s} ORDER BY t.reference_number{_byte_wise} {lock}"
     )
-    # The status that counts for a rule: a task that failed, was put back or took a step has started. One that was
-    # released or parked has not.
+    # The status that counts for a rule: a task that failed, was put back or took a step has started, others not.
     _status = part(
         "CASE WHEN t.status = 'CREATED' AND (t.attempt > 0 OR t.reenqueue_attempt > 0 OR EXISTS (SELECT 1"
         " FROM {step} AS step WHERE step.location = %(location)s AND step.task_id = t.id"

@@ -125,9 +125,8 @@ class LimitStatements(Group):
         " ON CONFLICT (queue_name, group_key) DO UPDATE SET tokens = {_tokens}, {_checked}, idle_seconds = {_idle}"
         " RETURNING stamp, CASE WHEN stamp <> %(stamp)s THEN leases END, tokens, idle_seconds"
     )
-    # ``lock_limit`` and ``store_limit`` of rows that were taken; returns the tokens that are left. It writes and
-    # returns nothing if the row's stamp is not ``known``, its tokens are too few, or the row was not locked for
-    # ``watched`` seconds.
+    # ``lock_limit`` and ``store_limit`` of rows that were taken; returns the tokens that are left. It does
+    # nothing if the row's stamp is not ``known``, its tokens are too few, or it was not locked for ``watched`` seconds.
     count_in_limit = template(
         "UPDATE {limit} AS l SET tokens = {_tokens} - %(taken)s, {_checked}, idle_seconds = {_idle},"
         " leases = %(leases)s, stamp = %(stamp)s WHERE {_queue_row} AND stamp = %(known)s"

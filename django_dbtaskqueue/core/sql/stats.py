@@ -23,8 +23,7 @@ class StatsStatements(Group):
         "SELECT DISTINCT queue_name FROM {task} LIMIT {_max_names}",
     )
     # Of each queue, counted up to ``most``: (name, ready or leased, leased, parked, each end status, tasks whose lease
-    # ran out, the seconds since the first of these). Leased tasks come first in the ready order, so they are counted
-    # there. PostgreSQL only.
+    # ran out, the seconds since the first of these). Leased tasks come first in the ready order. PostgreSQL only.
     counts = template(
         "SELECT q.n, l.ready, l.leased, {_counted:parked_by IS NOT NULL}, {_counted:final_status = 'COMPLETED'},"
         " {_counted:final_status = 'ERROR'}, {_counted:final_status = 'POISON'}, l.stale, l.seconds"
@@ -62,15 +61,13 @@ class StatsStatements(Group):
         " ({distinct:priority|queue_name = q.n AND ready_time IS NOT NULL} LIMIT {_max_priorities}) AS b(p)"
     )
     # Of the first ``most`` tasks of each queue and priority, in all ``most_of_all``: (number, ids of PROCESSING).
-    # PostgreSQL only.
     first_tasks = template(
         "SELECT count(*), array_agg(x.id) FILTER (WHERE x.status = 'PROCESSING') FROM (SELECT q.n, b.p, h.*"
         " FROM {_priorities} CROSS JOIN LATERAL (SELECT id, status FROM {task} WHERE queue_name = q.n"
         " AND priority = b.p AND ready_time IS NOT NULL ORDER BY ready_time, id LIMIT {{most}}) AS h"
         " LIMIT {{most_of_all}}) AS x GROUP BY x.n, x.p"
     )
-    # Of the due tasks of a task's queue: (whether before it in the ready order, the poller that holds a live lease or
-    # NULL, the payload type, number).
+    # Of the due tasks of a task's queue: (whether before it, poller with a live lease or NULL, payload type, number).
     ready_order_counts = template(
         "SELECT y.before, y.holder, y.payload_type, count(*) FROM (SELECT x.holder, x.payload_type,"
         " (x.priority, x.ready_time, x.id) < (SELECT t.priority, t.ready_time, t.id FROM {task} AS t"

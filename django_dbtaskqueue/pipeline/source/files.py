@@ -1,7 +1,6 @@
 """Files of rows, read by Python and Arrow in a Spark task: a JSON object of each row, with its place.
 
-Spark's own readers change values: a backslash escapes quotes, all lines of JSON get one type, bytes that are no text
-become U+FFFD.
+Spark's readers change values: a backslash escapes quotes, all lines of JSON get one type, wrong bytes become U+FFFD.
 """
 
 import csv

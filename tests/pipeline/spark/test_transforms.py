@@ -146,14 +146,11 @@ SAME_KIND = [
 ]
 
 
-def test_what_differs_between_two_of_a_kind_is_left_out(spark: SparkSession) -> None:
+def test_a_kind_is_what_two_of_it_share_and_one_that_only_fails_is_found(spark: SparkSession) -> None:
     said = spark.createDataFrame(SAME_KIND, "one string, other string")
     kinds = said.select(*(transforms.normalised_column(said[name]).alias(name) for name in said.columns)).collect()
     assert [row for row in kinds if row.one != row.other] == []
     assert len({row.one for row in kinds}) == len(SAME_KIND)
-
-
-def test_a_kind_that_only_fails_is_found(spark: SparkSession) -> None:
     rows = [row(reference_number=f"nightly-{day}", status="ERROR", tag="a") for day in range(3)]
     rows += [row(reference_number=f"hourly-{hour}", status="ERROR") for hour in range(3)]
     rows += [row(reference_number="hourly-99"), row(reference_number="rare-1", status="ERROR")]
