@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from functools import wraps
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from django.contrib.admin.utils import quote as quoted_key, unquote
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied, ValidationError
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseNotModified
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseNotModified
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, reverse
@@ -25,15 +26,17 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _, gettext_lazy, pgettext_lazy
 
 from django_dbtaskqueue.admin import cells
+from django_dbtaskqueue.core.context import set_inside, shown_database
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db import standby
-from django_dbtaskqueue.db.session import Session, alias_for, is_task_table, migrated, model_named
+from django_dbtaskqueue.db.session import Session, alias_for, is_task_table, migrated, model_named, task_aliases
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.permissions import APP, VIEW_PAYLOAD, Actor, Text, V, Verb, narrow
 from django_dbtaskqueue.operations.serializers import is_storable
 
 REFRESH_INTERVALS_S = (2, 5, 15, 60)
 LIVE_KEY = "_live"  # the query key that asks for the part of a page that refreshes
+DATABASE_KEY = "database"  # the query key that names the database that a page is about, if it is not the common one
 # These differ between two responses with the same facts: ages, which the browser keeps up to date, and tokens.
 VOLATILE_HTML = re.compile(rb'(<time[^>]*dbtq-ago[^>]*>)[^<]*|<input type="hidden" name="csrfmiddlewaretoken"[^>]*>')
 MAIN_ENTRIES = 4  # that stand beside "More", not behind it
@@ -67,11 +70,17 @@ SHORTCUTS = (
 )
 
 
+def address_here(path: str, **query: int | str) -> str:
+    """Return the address of a page with its query, on the database that the page shown is about."""
+    query = {**({DATABASE_KEY: chosen} if (chosen := shown_database.get()) else {}), **query}
+    return f"{path}?{urlencode(query)}" if query else path
+
+
 def nav_entries(request: HttpRequest, site: admin.AdminSite, here: str | None) -> Iterator[dict[str, object]]:
     shown = {model._meta.model_name: page for model, page in site._registry.items() if model._meta.app_label == APP}
     for place, (key, model, label) in enumerate(NAV_ENTRIES):
         if model in shown and shown[model].has_module_permission(request):
-            url = reverse(f"admin:{APP}_{model}_changelist", current_app=site.name)
+            url = address_here(reverse(f"admin:{APP}_{model}_changelist", current_app=site.name))
             yield {"key": key, "label": label, "main": place < MAIN_ENTRIES, "url": url, "current": model == here}
 
 
@@ -103,6 +112,8 @@ def frame_of(page: "ReadOnlyAdmin", request: HttpRequest) -> dict[str, Any]:
     }
     return {
         **site.each_context(request),
+        "shown_database": shown_database.get(),
+        "plain": address_here(request.path),
         "nav_entries": list(nav_entries(request, site, page.opts.model_name)),
         "intervals": REFRESH_INTERVALS_S,
         "keys": SHORTCUTS,
@@ -127,19 +138,20 @@ def show_page(
     alias = page.get_queryset(request).db
     try:
         with statement_timeout(alias):
-            as_of = Session.on(alias).now()
+            as_of, names = Session.on(alias).now(), task_aliases()
             filled = {
                 **({"opts": page.opts, "page": page} if live else frame_of(page, request)),
                 "live_template": part,
                 "as_of": as_of,
                 "where_read": standby.where_read(),
+                "databases": [(name, page.url(page.model, "changelist", database=name)) for name in names if names[1:]],
                 **context(),
             }
             response = TemplateResponse(request, part if live else whole, filled).render()
             return _fragment(request, response, as_of) if live else response
     except SearchTooSlow:
         message = _("The database did not answer in time, and the question was given up.")
-        return _no_answer(page, request, {"title": _("This takes too long"), "message": message, "plain": request.path})
+        return _no_answer(page, request, {"title": _("This takes too long"), "message": message})
 
 
 def when_migrated(page: "ReadOnlyAdmin", view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
@@ -148,7 +160,10 @@ def when_migrated(page: "ReadOnlyAdmin", view: Callable[..., HttpResponse]) -> C
     @wraps(view)
     def entry(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         try:
-            with migrated():
+            chosen = request.GET.get(DATABASE_KEY, "")
+            with migrated(), set_inside(shown_database, chosen) if chosen else nullcontext():
+                if chosen and page.admin_site.has_permission(request) and chosen not in task_aliases():
+                    raise Http404(f"No queue has tasks on the database {chosen!r}.")
                 if request.method == "GET":
                     own_writes = WROTE_COOKIE in request.COOKIES
                     return standby.read_standby(lambda: view(request, *args, **kwargs), own_writes=own_writes)
@@ -230,10 +245,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
         """Return the address of a page of this admin site; empty when the site does not show that model."""
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}"
         try:
-            address = reverse(name, args=[quoted_key(arg) for arg in args], current_app=self.admin_site.name)
+            path = reverse(name, args=[quoted_key(arg) for arg in args], current_app=self.admin_site.name)
         except NoReverseMatch:
             return ""
-        return f"{address}?{urlencode(query)}" if query else address
+        return address_here(path, **query) if query or shown_database.get() else path
 
     def task_url(self, location: str, pk: int) -> str:
         """Return the address of a task's page; empty also where SQL wrote a location that is no task table."""

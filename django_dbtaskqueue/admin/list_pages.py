@@ -19,7 +19,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _, gettext_lazy
 
 from django_dbtaskqueue.admin import cells
-from django_dbtaskqueue.admin.frame import LIVE_KEY, ReadOnlyAdmin, viewer
+from django_dbtaskqueue.admin.frame import DATABASE_KEY, LIVE_KEY, ReadOnlyAdmin, viewer
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.json import whole_number
 from django_dbtaskqueue.flow.placement import known_queues
@@ -36,7 +36,7 @@ LOOKED_KEY = "looked"  # query key: how many rows a search that goes on has read
 # Keys that an address may have beside the search; the last four are put there by Django's admin.
 PAGE_KEYS = (
     BEFORE_KEY, AFTER_KEY, FULL_SEARCH_KEY, LOOKED_KEY, SORT_KEY,
-    LIVE_KEY, "_changelist_filters", "_facets", "_popup", "e",
+    LIVE_KEY, DATABASE_KEY, "_changelist_filters", "_facets", "_popup", "e",
 )  # fmt: skip
 
 
@@ -152,7 +152,6 @@ class ListAdmin(ReadOnlyAdmin):
             "filterset": filterset,
             "has_q": "q" in filterset.filters,
             "narrowed": any(request.GET.get(name) for name in filterset.filters),
-            "plain": request.path,
             "here": _address(request),
             "verbs": verbs,
             "slice": page,

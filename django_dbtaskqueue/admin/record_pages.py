@@ -15,12 +15,11 @@ from django.shortcuts import redirect
 from django.urls import URLPattern, path
 from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
-from django.utils.http import urlencode
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 from django_filters import CharFilter, ChoiceFilter, OrderingFilter
 
 from django_dbtaskqueue.admin import cells
-from django_dbtaskqueue.admin.frame import may_see, permitted, viewer, when_migrated
+from django_dbtaskqueue.admin.frame import address_here, may_see, permitted, viewer, when_migrated
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, QueuePickFilter, SmallListAdmin, part_of_name
 from django_dbtaskqueue.admin.page_actions import ACTION_ON_ALL_KEY, PlainForm, ask, bound_form, confirmed, pressed_verb
 from django_dbtaskqueue.conf import settings as conf
@@ -386,7 +385,7 @@ class FailureGroupAdmin(SmallListAdmin):
             here = cells.local(time)
             words = _("%(release)s came (%(time)s)") % {"release": release, "time": date_format(here, "D H:i")}
             times.append((words, here.replace(tzinfo=None).isoformat(timespec="seconds")))
-        links = [(words, f"{request.path}?{urlencode({'new': time})}") for words, time in reversed(times)]
+        links = [(words, address_here(request.path, new=time)) for words, time in reversed(times)]
         return {**super().list_context(request), "news": links[:MAX_NEWS]}
 
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:

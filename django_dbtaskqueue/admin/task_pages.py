@@ -6,7 +6,6 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from typing import Any, cast
-from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
@@ -21,7 +20,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells, list_pages
-from django_dbtaskqueue.admin.frame import may_see, permitted, viewer
+from django_dbtaskqueue.admin.frame import address_here, may_see, permitted, viewer
 from django_dbtaskqueue.admin.page_actions import TaskPageAdmin
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
@@ -135,7 +134,7 @@ def _of_status(search: Search, status: str | None, path: str) -> str:
 
 
 def _address(search: Search, path: str) -> str:
-    return f"{path}?{urlencode({'q': to_text(search)})}" if search else path
+    return address_here(path, **{"q": to_text(search)} if search else {})
 
 
 def search_context(filterset: Any, path: str) -> dict[str, Any]:
@@ -150,7 +149,7 @@ def search_context(filterset: Any, path: str) -> dict[str, Any]:
             for term in search.terms
         ],
         "errors": [error for errors in filterset.errors.values() for error in errors],
-        "examples": [{"text": text, "query": urlencode({"q": text})} for text in SEARCH_EXAMPLES],
+        "examples": [{"text": text, "query": address_here("", q=text)} for text in SEARCH_EXAMPLES],
         "qualifiers": QUALIFIERS.values(),
     }
 
@@ -224,7 +223,7 @@ class TaskAdmin(TaskPageAdmin):
         own = saved.filter(owner=actor.name)[:MAX_SAVED_SEARCHES]
         shared = permissions.narrow(saved.filter(shared=True).exclude(owner=actor.name), actor)[:MAX_SAVED_SEARCHES]
         context["saved"] = [
-            {"pk": row.pk, "name": row.name, "own": row.owner == actor.name, "query": urlencode({"q": row.query})}
+            {"pk": row.pk, "name": row.name, "own": row.owner == actor.name, "query": address_here("", q=row.query)}
             for row in (*own, *shared)
         ]
         return context | pickers(self, filterset) | search_context(filterset, request.path)

@@ -65,6 +65,8 @@ enqueue_hook = EnqueueHook()
 ambient: ContextVar[Mapping[str, object]] = ContextVar("dbtaskqueue_context", default=EMPTY)
 # The aliases of standbys by the alias that each follows, while a page is read from them (``db.standby``).
 standbys: ContextVar[Mapping[str, str]] = ContextVar("dbtaskqueue_standbys", default=MappingProxyType({}))
+# The database that a page is about, if its address names one: it stands for the common one, and for a queue's shards.
+shown_database: ContextVar[str] = ContextVar("dbtaskqueue_shown_database", default="")
 
 wake_listeners: set[Callable[[str], None]] = set()  # what this process tells of a queue that it wakes (``db.notify``)
 

@@ -27,7 +27,7 @@ from django.utils.timezone import make_aware, make_naive
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import TASK_COLUMNS
-from django_dbtaskqueue.core.context import standbys
+from django_dbtaskqueue.core.context import set_inside, shown_database, standbys
 from django_dbtaskqueue.core.exceptions import TaskQueueError, near_match
 from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, OWN_SESSION_SQL, SQLITE, Tables
@@ -409,6 +409,13 @@ def aliases_of(queue: str, using: str | None = None, *, write: bool = True) -> t
     return tuple(standbys.get().get(one, one) for one in shards) or (alias_for(queue, using, write=write),)
 
 
+def task_aliases() -> list[str]:
+    """Return the databases of the queues behind the common one, each once; not the standbys that are read."""
+    with set_inside(standbys, {}):
+        homes = [alias for name in conf.settings_queues() for alias in aliases_of(name)]
+    return list(dict.fromkeys([router.db_for_write(Task), *homes]))
+
+
 def alias_of(task: AbstractTask) -> str:
     """Return the database that has a task. One that the site's router reads from, and does not write to, is a copy."""
     there, homes = task._state.db, aliases_of(task.queue)
@@ -438,6 +445,8 @@ def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:
     if alias == DEFAULT_DB_ALIAS:
         alias = router.db_for_write(Task) if write else router.db_for_read(Task)
     alias = settings.shards[0] if settings.shards and alias not in settings.shards else alias
+    if (shown := shown_database.get()) and (not queue or shown in settings.shards):
+        alias = shown
     return standbys.get().get(alias, alias)
 
 

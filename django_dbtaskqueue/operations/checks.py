@@ -20,7 +20,7 @@ from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.liveness import sqlstate
-from django_dbtaskqueue.db.session import aliases_of, migrated, model_for
+from django_dbtaskqueue.db.session import aliases_of, migrated, model_for, task_aliases
 from django_dbtaskqueue.flow.run import PROCESS, Processor
 from django_dbtaskqueue.models import Task
 
@@ -41,14 +41,14 @@ def check_settings(**_: object) -> list[CheckMessage]:
     except ImproperlyConfigured as error:
         return [Error(str(error), id="dbtaskqueue.E001")]
     processors = [processor for queue in registry.queues() for processor in registry.processors(queue)]
-    found = chain(_engines(queues), _places(queues), *map(_problems, processors), _listeners(), _middleware(processors))
+    found = chain(_engines(), _places(queues), *map(_problems, processors), _listeners(), _middleware(processors))
     return [*found, *_code(queues, processors), *_doubts(queues), *_bridge(queues), *_apps()]
 
 
 @register(Tags.database)
 def check_servers(databases: Sequence[str] | None = None, **_: object) -> Iterator[CheckMessage]:
     """E009: a database's server is too old. Django asks this for ``migrate`` and for ``check --database``."""
-    for alias in {*databases} & _task_aliases(conf.settings_queues()) if databases else ():
+    for alias in {*databases}.intersection(task_aliases()) if databases else ():
         try:
             with migrated():
                 connections[alias].ensure_connection()
@@ -59,9 +59,9 @@ def check_servers(databases: Sequence[str] | None = None, **_: object) -> Iterat
             continue  # it does not answer: the command that needs it says so
 
 
-def _engines(queues: Iterable[str]) -> Iterator[CheckMessage]:
+def _engines() -> Iterator[CheckMessage]:
     """E008: tasks would be in a database that is neither PostgreSQL nor SQLite; or E014, in SQLite with a TIME_ZONE."""
-    for alias in sorted(_task_aliases(queues) & {*django_settings.DATABASES}):
+    for alias in sorted({*django_settings.DATABASES}.intersection(task_aliases())):
         zone = django_settings.DATABASES[alias].get("TIME_ZONE")
         if name := _refused_engine(django_settings.DATABASES[alias].get("ENGINE", "")):
             words = f"The task queue does not run on {name}, the engine of database {alias!r}."
@@ -83,10 +83,6 @@ def _refused_engine(engine: str) -> str:
     except (ImportError, ImproperlyConfigured):
         return ""  # Django says that the engine or its driver is missing
     return "" if vendor in (*SUPPORTED_VENDORS, BaseDatabaseWrapper.vendor) else engine
-
-
-def _task_aliases(queues: Iterable[str]) -> set[str]:
-    return {router.db_for_write(Task), *(alias for name in queues for alias in aliases_of(name))}
 
 
 def check_columns(connection: BaseDatabaseWrapper, task_tables: Iterable[type[Model]]) -> None:
@@ -163,7 +159,7 @@ def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
     for name, queue in queues.items():
         for words, hint in contradictions(queue):
             yield Warning(f"Queue {name!r}: {words}", hint=hint, id="dbtaskqueue.W001")
-    for alias in sorted({alias for name in queues for alias in aliases_of(name)} & {*django_settings.DATABASES}):
+    for alias in sorted({*django_settings.DATABASES}.intersection(task_aliases())):
         for level in isolation_levels(alias):
             words = f"Database {alias!r} is set to the isolation level {level}."
             yield Warning(words, hint=str(READ_COMMITTED), id="dbtaskqueue.W002")

@@ -1,5 +1,6 @@
 """A queue spread over two databases, PostgreSQL and SQLite: where its tasks go, and ``taskqueue shards move``."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +24,7 @@ from django_dbtaskqueue.operations.search import parse
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.testing import run_poller
 from tests.factories import make_task
-from tests.operations.site import ADMIN, QUEUES, TASKS, client, command, data, page, post, refused
+from tests.operations.site import ADMIN, OVERVIEW, QUEUES, TASKS, client, command, data, page, post, refused
 from tests.support import alias_beside, taken_back
 
 SHARDS = ("default", "sqlite")
@@ -90,6 +91,26 @@ def test_lists_and_counts_say_which_shards_they_leave_out_and_a_purge_leaves_non
     assert [AuditEntry.objects.using(alias).filter(verb="purge").count() for alias in SHARDS] == [1, 2]
     spread(settings, "sqlite")
     assert "database" not in "".join(bulk.preview("cancel", "queue:spread").sentences)
+
+
+def test_a_page_is_about_the_database_that_its_address_names(settings: Any, admin_client: Any, client: Any) -> None:
+    spread(settings)
+    for one in SHARDS:
+        task = make_task(queue="spread", reference=f"on {one}", status="ERROR", using=one)
+        operation = bulk.start("cancel", "queue:spread", Actor(), f"on {one}", one)
+    assert "on default" in (shown := page(admin_client, TASKS)) and "on sqlite" not in shown
+    assert f'href="{TASKS}?database=sqlite"' in shown
+    rows = f"{TASKS}{task.pk}/change/", f"{ADMIN}bulkoperation/{operation.pk}/change/"
+    for address in (*rows, TASKS, QUEUES, f"{QUEUES}spread/change/", OVERVIEW, f"{ADMIN}bulkoperation/"):
+        shown = page(admin_client, address, database="sqlite").partition('<div id="dbtq"')[2]
+        links = {link for link in re.findall(r'(?:href|action)="([^"]*)"', shown) if link.startswith((ADMIN, "?"))}
+        assert [link for link in links if "database=" not in link] == [], address
+        assert ("on sqlite" in shown and "on default" not in shown) or address not in (*rows, TASKS)
+    given = {"action": "reprocess", "_selected_action": task.pk, "confirm": "yes", "reason": "x", "origin": "page"}
+    done = admin_client.post(f"{TASKS}?database=sqlite", given)
+    assert done["Location"] == f"{rows[0]}?database=sqlite"
+    assert [Task.objects.using(alias).get().status for alias in SHARDS] == ["ERROR", "CREATED"]
+    assert [one.get(TASKS, {"database": "moon"}).status_code for one in (admin_client, client)] == [404, 302]
 
 
 def test_a_router_decides_by_payload(settings: Any) -> None:
@@ -173,7 +194,7 @@ def test_tasks_keep_their_attempts_and_times(settings: Any) -> None:
     assert Attempt.objects.using("sqlite").get().task_id == there.pk and not Attempt.objects.exists()
 
 
-def test_the_order_of_a_group_is_kept(settings: Any) -> None:
+def test_the_order_of_a_group_is_kept_and_references_stay_taken(settings: Any) -> None:
     enqueue_many("spread", ({"reference": f"g{n}", "group": "g"} for n in range(6)))
     spread(settings)
     assert ["--to" in reason for reason in move()["refused"]] == [True]
@@ -183,9 +204,6 @@ def test_the_order_of_a_group_is_kept(settings: Any) -> None:
     assert "--behind" in reason
     move("--to", "sqlite", "--behind")
     assert drained() == [*(f"g{number}" for number in range(6)), "late"]
-
-
-def test_references_that_stay_taken_move_with_their_tasks(settings: Any) -> None:
     spread(settings, "default", unique_over="history")
     enqueue("spread", "r")
     spread(settings, unique_over="history")
