@@ -194,7 +194,7 @@ def test_one_that_says_so_changes_the_outcome(site: Site) -> None:
     ("name", "reason"),
     [
         ("nowhere", "cannot be imported: "),
-        ("BOOK", r"is \[\], and not a factory that takes call"),
+        ("BOOK", r"is \[\], which cannot be called"),
         ("no_call", "returned 'nothing to call', and not a function of the task"),
         ("sync_only", "is not for async processors, and there is one. Decorate it with "),
     ],
