@@ -1,7 +1,7 @@
 """Look up tasks as an operator does: search, count, and the verbs by business key, as functions.
 
 Verbs over a selection are the queryset's: ``search("mail", status="ERROR").reprocess()``, and so ``mark_poison``,
-``unpoison``, ``kick``, ``cancel``, ``run_now``, ``release_all``, ``purge``, ``housekeep``. ``.filter(pk__in=ids)`` too.
+``unpoison``, ``kick``, ``cancel``, ``run_now``, ``release_all``, ``purge``, ``housekeep``. ``filter(pk__in=…)``: by id.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -35,8 +35,8 @@ def search(
 ) -> TaskQuerySet:
     """Return the tasks that match all arguments, the newest first: a queryset, so read it in pages or use its verbs.
 
-    ``created_after`` is included, ``created_before`` is not. Without a queue: all queues in the common table; name a
-    queue that has its own table or database, and with ``using`` the shard. Raises ``UnknownQueue``, ``ValueError``.
+    ``created_after`` is included, ``created_before`` is not. Without a queue: those in the common table; name one with
+    its own table or database, a shard with ``using``. Raises ``UnknownQueue``, ``ValueError`` for an unknown status.
     """
     if status is not None and status not in tuple(Status):
         raise ValueError(f"{status!r} is not a status. Statuses are {', '.join(Status)}.")

@@ -209,7 +209,7 @@ class CheckoutStatements(Group):
     )
     # Seconds until the first lease on a last attempt expires: negative if it has expired, NULL if none.
     seconds_until_exhausted = template("SELECT {seconds_between:{now}|min(t.next_process_time)} {_last_attempt}")
-    # Expired leases of tasks without an attempt left: the process died in it. Locks them in the index's order.
+    # Expired leases of tasks without an attempt left: the process died in it. Locked in index order, or all is read.
     exhausted = template(
         "SELECT {leased} {_last_attempt} AND t.next_process_time <= {now}"
         " ORDER BY t.priority, t.ready_time, t.id LIMIT %(limit)s {skipping}"

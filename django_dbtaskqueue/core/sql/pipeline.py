@@ -296,7 +296,7 @@ class FinishEventStatements(Group):
             )
             # As an array: statistics of the events, which come and go, would mislead the planner.
             return f"status IN ({TERMINAL_SQL}) AND id = ANY(ARRAY({found}))"
-        # A scan of the table without tasks that have an event in a later window: their ends are still to be told.
+        # A scan of the table but for tasks with an event in a later window: their ends are told then.
         later = f"SELECT 1 FROM {events} AND e.task_id = {self.tables.task}.id AND e.transaction_id >= {until}"
         written = f" AND ({distance(since)} < {XMAX_SQL} - {since} OR watched)" if since else ""
         return f"status IN ({TERMINAL_SQL}){written} AND NOT EXISTS ({later})"

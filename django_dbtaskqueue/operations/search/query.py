@@ -209,7 +209,7 @@ def since(column: str, text: str, alias: str) -> Q:
     return _time(column, values.READERS["time"](Piece(f"{'<' if span_of(text) else '>='}{text}"), "since"), alias)
 
 
-# Ids and creation times rise together, so the primary key finds a date. No time column has an index.
+# Ids and creation times rise together, so the primary key finds a date. No time column has an index: writes would pay.
 
 
 def id_range(search: Search, tasks: TaskQuerySet) -> range | None:

@@ -1,7 +1,7 @@
 """Bulk enqueue by a staging table: check and stage the rows in Spark's tasks, then move them into TASKS at once.
 
 Each attempt of a Spark task marks its rows with its own number, and the driver moves only the rows of attempts whose
-answer it got: a retry, a speculative attempt or a lost executor never adds a row twice. `sweep_staging` sweeps.
+answer it got: a retry, a speculative attempt or a lost executor never adds a row twice. `sweep_staging` drops the rest.
 """
 
 import json
