@@ -119,8 +119,7 @@ class Collector:
                 by_outcome.setdefault(known.counts_as, []).append(one)
                 if known.error is not None:
                     signature = signature_of(known.error, queue)
-                    key = CountKey(alias, FAILURE, queue, signature.fingerprint)
-                    self.failures.add(key, Failures(signature, 1))
+                    self.failures.add(CountKey(alias, FAILURE, queue, signature.fingerprint), Failures(signature, 1))
             for name, batch in by_outcome.items():
                 sums = Sums()
                 sums.add(batch)

@@ -21,7 +21,9 @@ from django.utils.translation import gettext as _, gettext_lazy
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import DATABASE_KEY, LIVE_KEY, ReadOnlyAdmin, viewer
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.context import set_inside, standbys
 from django_dbtaskqueue.core.json import whole_number
+from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within, estimate
@@ -223,6 +225,13 @@ class SmallListAdmin(ListAdmin):
 
     def count(self, rows: Any, found: Page, place: int | None, filterset: Any) -> ApproxCount | None:
         return super().count(rows, found, None, filterset)
+
+    def queue_url(self, queue: str, page: str, /, *args: int, model: type[Model] | None = None, **query: str) -> str:
+        """Return the address of a page of a queue's tasks, or of ``model``, on the database where the tasks are."""
+        with set_inside(standbys, {}):
+            home, here = alias_for(queue, None), alias_for("", None)
+        query |= {} if home == here else {DATABASE_KEY: home}
+        return self.url(model or model_for(queue), page, *args, **query)
 
 
 class NamedListAdmin(SmallListAdmin):

@@ -10,8 +10,9 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.functional import lazy
 from django.utils.html import format_html
-from django.utils.timezone import get_current_timezone_name, now
+from django.utils.timezone import get_current_timezone_name as zone_name, now
 from django.utils.translation import gettext as _, gettext_lazy
 
 from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, frame_of, may_see, viewer
@@ -116,13 +117,8 @@ class PauseForm(PlainForm):
         label=gettext_lazy("Date"),
         required=False,
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
+        help_text=lazy(lambda: _("Only for “until a date”. Time zone: %(zone)s.") % {"zone": zone_name()}, str)(),
     )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["until"].help_text = gettext_lazy("Only for “until a date”. Time zone: %(zone)s.") % {
-            "zone": get_current_timezone_name()
-        }
 
     def clean(self) -> dict[str, Any]:
         """Set ``until`` to the end that was chosen; None: until a user resumes the queue."""
@@ -221,31 +217,28 @@ class TaskPageAdmin(ListAdmin):
         ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := whole_number(text)) is not None]
         # Read from the database that is written: a replica may lag behind.
         table = self.model._meta.concrete_model._default_manager.using(alias_for("", None)).all()
-        task = None
-        if verb.name in verbs.ONE_TASK_VERBS:
-            task = permissions.narrow(table.filter(pk__in=ids), actor).first()
-            if task is not None and not may_see(request, task):
-                raise OperationRefused(_("To edit a payload you need the permission to see payloads."))
+        tasks = permissions.narrow(table.filter(pk__in=ids), actor)
+        task = tasks.first() if verb.name in verbs.ONE_TASK_VERBS else None
+        if task is not None and not may_see(request, task):
+            raise OperationRefused(_("To edit a payload you need the permission to see payloads."))
         form = bound_form(request, partial(VerbForm, verb=verb, table=table, actor=actor, task=task))
         options = form.options()
         if not confirmed(request, form):
-            tasks = permissions.narrow(table.filter(pk__in=ids), actor)
             preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
             items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:MAX_NAMED_TASKS]]
             shown = {"sentences": preview.sentences[1:], "items": items, "unnamed": len(ids) > MAX_NAMED_TASKS}
             return ask(self, request, verb, form, **shown, possible=bool(preview.eligible))
         wanted = actions.ActionRequest(verb, form.cleaned_data["reason"], options, to_text(self.search_of(request)))
-        report = actions.act_on_ids(table, ids, wanted, actor)
-        text = f"{verb.done % {'number': report.changed}}."
-        if report.skips:
-            reasons = ", ".join(f"{reason}: {len(ids)}" for reason, ids in report.skips.items())
-            facts = {"done": text[:-1], "count": report.skipped, "reasons": reasons}
+        done = actions.act_on_ids(table, ids, wanted, actor)
+        text = f"{verb.done % {'number': done.changed}}."
+        if done.skips:
+            reasons = ", ".join(f"{reason}: {len(ids)}" for reason, ids in done.skips.items())
+            facts = {"done": text[:-1], "count": done.skipped, "reasons": reasons}
             text = _("%(done)s, %(count)s skipped (%(reasons)s).") % facts
-        if report.operation is not None:
-            address = self.url(BulkOperation, "change", report.operation.pk)
+        if done.operation is not None:
+            address = self.url(BulkOperation, "change", done.operation.pk)
             text = format_html("{} {}", text, self.link(_("Put back as it was") + "…", address))
-        address = request.get_full_path() if verb.deletes else ""
-        return self.reply(request, text, address=address, changed=report.changed)
+        return self.reply(request, text, address=request.get_full_path() if verb.deletes else "", changed=done.changed)
 
     def _enqueue_copy(self, request: HttpRequest) -> HttpResponse:
         if (task := self.get_object(request, request.POST.get("again", ""))) is None:
@@ -253,8 +246,7 @@ class TaskPageAdmin(ListAdmin):
         actor = viewer(request)
         for verb in (permissions.ENQUEUE_COPY, permissions.VIEW_PAYLOAD):
             permissions.check_may(verb, actor, task.queue)
-        form = bound_form(request, PlainForm)
-        if not confirmed(request, form):
+        if not confirmed(request, form := bound_form(request, PlainForm)):
             return ask(self, request, permissions.ENQUEUE_COPY, form, items=[str(task)])
         with actions.recorded(alias := str(task._state.db)):
             fresh = actions.enqueue_copy(task)

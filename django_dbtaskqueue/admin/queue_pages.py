@@ -29,7 +29,7 @@ from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
 from django_dbtaskqueue.core.durations import format_age, format_duration, format_seconds, parse_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.db.session import alias_for, aliases_of, model_for
+from django_dbtaskqueue.db.session import alias_for, aliases_of
 from django_dbtaskqueue.metrics import CLASSES_PER_DECADE, upper
 from django_dbtaskqueue.models import BulkOperation, FailureGroup, Poller, Queue, Task
 from django_dbtaskqueue.operations import bulk, permissions, queue_control, queue_stats
@@ -120,7 +120,7 @@ def _count_column(status: Status | None = None) -> cells.Column:
     def cell(page: "QueueAdmin", queue: Any) -> str:
         count = queue.stats.total if status is None else queue.stats.statuses[status]
         query = text_of(queue=queue.name, **({} if status is None else {"status": status}))
-        return page.link(count, page.url(model_for(queue.name), "changelist", q=query) if count else "")
+        return page.link(count, page.queue_url(queue.name, "changelist", q=query) if count else "")
 
     return cell
 
@@ -271,7 +271,8 @@ class QueueAdmin(NamedListAdmin):
     @admin.display(description=gettext_lazy("failed, 1 h"))
     def failed(self, queue: Any) -> str:
         count = queue.stats.failed
-        return self.link(cells.number(count), self.url(FailureGroup, "changelist", queue=queue.name) if count else "")
+        address = self.queue_url(queue.name, "changelist", model=FailureGroup, queue=queue.name)
+        return self.link(cells.number(count), address if count else "")
 
     created, processing, completed, error, poison = map(_count_column, Status)
     total = _count_column()
@@ -302,11 +303,10 @@ class QueueAdmin(NamedListAdmin):
         }
 
     def _types(self, name: str) -> list[dict[str, Any]]:
-        model = model_for(name)
         return [
             {
-                "name": one.payload_type or _("the queue's default"),
-                "url": one.payload_type and self.url(model, "changelist", q=text_of(queue=name, type=one.payload_type)),
+                "name": (kind := one.payload_type) or _("the queue's default"),
+                "url": kind and self.queue_url(name, "changelist", q=text_of(queue=name, type=kind)),
                 "cells": [cells.number(one.statuses.get(str(status), 0)) for status in TERMINAL],
                 "run": cells.quantiles_text(one.run),
                 "wait": cells.quantiles_text(one.wait),

@@ -231,8 +231,7 @@ class PollerAdmin(SmallListAdmin):
         ticked = filter(is_storable, request.POST.getlist(ACTION_CHECKBOX_NAME)[:MAX_COMMANDED_POLLERS])
         rows = self.get_queryset(request).filter(pk__in=list(ticked))
         running = [poller.instance for poller in rows if poller.state != queue_control.STOPPED_STATE]
-        form = bound_form(request, PlainForm)
-        if not confirmed(request, form):
+        if not confirmed(request, form := bound_form(request, PlainForm)):
             text = ngettext("%(count)s poller would follow.", "%(count)s pollers would follow.", len(running))
             sentences = [text % {"count": len(running)}]
             return ask(self, request, verb, form, sentences=sentences, items=running, possible=bool(running))
@@ -256,7 +255,7 @@ class PollerAdmin(SmallListAdmin):
     @admin.display(description=gettext_lazy("running"))
     def runs(self, poller: Any) -> str:
         held = [(item["task_id"], item.get("queue")) for item in poller.running if isinstance(item.get("task_id"), int)]
-        links = ((self.link(pk, self.url(model_for(str(queue)), "change", pk)),) for pk, queue in held)
+        links = ((self.link(pk, self.queue_url(str(queue), "change", pk)),) for pk, queue in held)
         return format_html_join(", ", "{}", links) or cells.EMPTY_VALUE
 
 

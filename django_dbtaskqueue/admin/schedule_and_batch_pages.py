@@ -20,10 +20,11 @@ from django_dbtaskqueue.admin.frame import may_see, permitted, viewer
 from django_dbtaskqueue.admin.list_pages import NamedListAdmin
 from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed, pressed_verb
 from django_dbtaskqueue.conf.cron import default_zone
+from django_dbtaskqueue.core.context import set_inside, shown_database
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import alias_for, model_for, model_named
+from django_dbtaskqueue.db.session import alias_for, model_named
 from django_dbtaskqueue.flow.batches import counts_of
 from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, is_gone
 from django_dbtaskqueue.models import Batch, Schedule
@@ -114,8 +115,7 @@ class ScheduleAdmin(NamedListAdmin):
 
     def _act(self, request: HttpRequest, verb: Verb, rows: Sequence[Schedule]) -> HttpResponse:
         check_may(verb, viewer(request))
-        form = bound_form(request, PlainForm)
-        if not confirmed(request, form):
+        if not confirmed(request, form := bound_form(request, PlainForm)):
             words = ngettext("%(count)s schedule is selected.", "%(count)s schedules are selected.", len(rows))
             sentences = [words % {"count": len(rows)}]
             return ask(self, request, verb, form, sentences=sentences, items=rows, possible=bool(rows))
@@ -172,8 +172,7 @@ class ScheduleAdmin(NamedListAdmin):
 
     @admin.display(description=gettext_lazy("last task"))
     def task(self, row: Schedule) -> str:
-        pk = row.last_task
-        return cells.EMPTY_VALUE if pk is None else self.link(pk, self.url(model_for(row.queue), "change", pk))
+        return self.link(row.last_task, self.queue_url(row.queue, "change", row.last_task or 0))
 
 
 class BatchAdmin(NamedListAdmin):
@@ -203,6 +202,10 @@ class BatchAdmin(NamedListAdmin):
             found = permitted(request, found, queue)
         return found
 
+    def _detail(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        with set_inside(shown_database, self.key(row).rpartition(":")[0] or shown_database.get()):
+            return super()._detail(request, row)  # its links lead to the tasks of its database
+
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, object]:
         graph = related_tasks.graph_of(row, viewer(request))
         return {
@@ -211,7 +214,7 @@ class BatchAdmin(NamedListAdmin):
             "node_size": (related_tasks.NODE_WIDTH, related_tasks.NODE_HEIGHT),
             "max_nodes": related_tasks.MAX_TASKS_DRAWN,
             "task_lists": [
-                (name, self.url(model_for(name), "changelist", q=f"batch:{row.pk} queue:{name}")) for name in row.queues
+                (name, self.queue_url(name, "changelist", q=f"batch:{row.pk} queue:{name}")) for name in row.queues
             ],
         }
 
@@ -227,8 +230,7 @@ class BatchAdmin(NamedListAdmin):
             raise Http404
         for queue in row.queues:
             check_may(verb, viewer(request), queue)
-        form = bound_form(request, PlainForm)
-        if not confirmed(request, form):
+        if not confirmed(request, form := bound_form(request, PlainForm)):
             text = ngettext("%(count)s task is in the batch.", "%(count)s tasks are in the batch.", row.total)
             return ask(self, request, verb, form, sentences=[text % {"count": cells.number(row.total)}], items=[row])
         changed = related_tasks.act_on_batch(verb, row, viewer(request), reason=form.cleaned_data["reason"])

@@ -165,8 +165,7 @@ def _load() -> _State:
     plain = _from_dict(getattr(django_settings, "DBTASKQUEUE", {}))
     if plain.file is None:
         return _State(plain)
-    path = Path(getattr(django_settings, "BASE_DIR", "")) / plain.file
-    file = rules.SettingsFile(path, partial(_laid_over, plain))
+    file = rules.SettingsFile(Path(getattr(django_settings, "BASE_DIR", "")) / plain.file, partial(_laid_over, plain))
     return _State(file.value, file)
 
 

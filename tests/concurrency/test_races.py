@@ -199,15 +199,13 @@ def test_an_operator_and_a_settle_wait_and_judge_then(other: Actor, act: Callabl
     assert Task.objects.filter(status=COMPLETED).count() == (not purged)
 
 
-def test_replace_waits_for_a_checkout_and_is_refused(other: Actor) -> None:
+def test_replace_waits_for_a_checkout_and_a_checkout_passes_over_what_is_being_replaced(other: Actor) -> None:
     make_task(reference="r", payload="old")
     answer = while_we_hold(checkout, other, lambda: enqueue("parcels", "r", "new", on_duplicate="replace"))
     with pytest.raises(DuplicateTask, match="PROCESSING"):
         answer.result(PATIENCE)
     assert Task.objects.get().payload == "old"
-
-
-def test_checkout_passes_over_a_task_that_is_being_replaced_and_takes_the_new_one(other: Actor) -> None:
+    Task.objects.all().delete()
     make_task(reference="r", payload="old")
     with transaction.atomic():
         enqueue("parcels", "r", "new", on_duplicate="replace")

@@ -66,12 +66,9 @@ def parsed(name: str) -> Any:
     return Command().create_parser("manage.py", "runtaskpoller").parse_args(options(name))
 
 
-def test_the_page_names_each_file() -> None:
+def test_the_page_names_each_file_and_each_command_is_one_of_ours_and_ends_before_it_is_killed() -> None:
     named = re.findall(r"\.\./files/deploy/([\w.]+)\)", page("howto/deploy.md"))
     assert sorted(set(named)) == sorted(one.name for one in FILES.iterdir())
-
-
-def test_each_command_is_one_of_ours_and_ends_before_it_is_killed() -> None:
     graces = {
         "systemd": float(service()["TimeoutStopSec"]),
         "compose": parse_duration(COMPOSE["services"]["poller"]["stop_grace_period"]).total_seconds(),

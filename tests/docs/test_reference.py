@@ -183,15 +183,12 @@ def test_links_and_files_of_its_pages_are_there() -> None:
         assert yaml.safe_load(path.read_text()), path.name
 
 
-def test_three_commands_lead_from_a_clone_to_the_tests() -> None:
+def test_the_guide_leads_from_a_clone_to_the_tests_and_names_files_that_exist() -> None:
     (block,) = blocks(COMMUNITY / "CONTRIBUTING.md")
     clone, install, test = block.text.splitlines()
     assert clone == f"git clone {SOURCE_URL} && cd {SOURCE_URL.rpartition('/')[2]}"
     assert install == 'pip install -e ".[test]"'
     assert list(commands(test)) == [["pytest", "-n", "2"]]
-
-
-def test_the_guide_names_files_that_exist_and_explains_every_architecture_test() -> None:
     text = (COMMUNITY / "CONTRIBUTING.md").read_text()
     explained = {row[0].strip("`") for row in table(text, "## What the tests in `tests/architecture` demand")}
     assert explained == {path.stem for path in files("tests/architecture") if path.stem.startswith("test_")}

@@ -207,7 +207,7 @@ def test_a_planted_violation_is_found(promise: str, changes: dict[str, Any]) -> 
     assert set(PLANTED) == set(CHECKERS) and [*CHECKERS[promise](replace(GOOD, **changes))]
 
 
-def test_a_restart_is_counted_from_the_death_of_the_process() -> None:
+def test_a_restart_is_counted_from_the_death_without_outages_and_a_slow_machine_has_more_time() -> None:
     again = [ENQUEUED, TAKEN, change(6, "PROCESSING", "PROCESSING", 1, due=5.9)]
     assert restarts(replace(GOOD, history=again, died={PID: [0.5, 3.5, 5.5]})) == [2.5]  # another died before it
     assert restarts(replace(GOOD, history=again, died={PID + 1: [3.5]})) == []
@@ -215,9 +215,6 @@ def test_a_restart_is_counted_from_the_death_of_the_process() -> None:
     events = [START, event("start", 6.5, task=1, fence=2), event("end", 16.5, task=1, fence=2)]
     assert end_ratios(replace(GOOD, history=again, events=events, died={PID: [3.5]})) == [1.0]
     assert end_ratios(replace(GOOD, history=again, events=[START], died={PID: [3.5]})) == []  # it did not end
-
-
-def test_an_outage_is_not_counted_and_a_slow_machine_has_more_time() -> None:
     again = [ENQUEUED, TAKEN, change(8, "PROCESSING", "PROCESSING", 1)]
     late = replace(GOOD, history=again, died={PID: [3.5]}, drained=21.0)
     assert restarts(replace(late, outages=[(0.0, 4.0), (5.0, 6.0)])) == [3.0]

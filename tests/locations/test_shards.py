@@ -113,6 +113,17 @@ def test_a_page_is_about_the_database_that_its_address_names(settings: Any, admi
     assert [one.get(TASKS, {"database": "moon"}).status_code for one in (admin_client, client)] == [404, 302]
 
 
+def test_the_links_of_a_page_lead_to_the_database_where_a_queue_is(settings: Any, admin_client: Any) -> None:
+    settings.DBTASKQUEUE["QUEUES"]["away"] = {"database": "sqlite"}
+    with batch("all", using="sqlite"):
+        task = enqueue("away")
+    Schedule.objects.using("sqlite").create(name="tick", queue="away", cron="@daily", last_task=task.pk)
+    rows = f"{ADMIN}batch/sqlite:{task.batch}/change/", f"{ADMIN}schedule/tick/change/"
+    for address in (*rows, QUEUES):
+        links = re.findall(f'href="({TASKS}[^"]+)"', page(admin_client, address).partition('<div id="dbtq"')[2])
+        assert links and all("database=sqlite" in link for link in links), address
+
+
 def test_a_router_decides_by_payload(settings: Any) -> None:
     spread(settings, router=lambda _reference, payload, shards: shards[payload["shard"]])
     enqueue("spread", "a", {"shard": 0})
