@@ -125,14 +125,11 @@ def test_pages_speak_the_languages_of_their_readers(op: Client) -> None:
             assert [word for word in (*some, Status.ERROR) if word not in shown] == [], (spoken, page)
 
 
-def test_a_fault_in_a_search_is_told_in_the_readers_language() -> None:
+def test_a_fault_in_a_search_is_told_in_the_readers_language_and_numbers_take_its_form() -> None:
     with override("de"), pytest.raises(SearchError, match=r"'EROR' ist keiner der Werte.*Meinten Sie 'ERROR'"):
         parse("status:EROR")
     with override("zh-hans"), pytest.raises(SearchError, match="逗号"):
         parse("queue:a,,b")
-
-
-def test_numbers_take_the_right_form() -> None:
     for spoken, one, many in (
         ("es", "1 tarea reprocesada", "2 tareas reprocesadas"),
         ("de", "1 Aufgabe neu in Verarbeitung gegeben", "2 Aufgaben neu in Verarbeitung gegeben"),

@@ -115,7 +115,7 @@ class BulkOperationAdmin(SearchedAdmin):
             "may_put_back": may and row.state not in control.UNFINISHED and not no_undo,
             "no_undo": no_undo,
             "skips": row.changes.exclude(skip_reason="").order_by("pk")[:MAX_SHOWN_SKIPS],
-            "task_url": self.url(Task, "changelist"),
+            "task_url": self.url(Task, "changelist", q="id:"),
         }
 
     what = cells.column(

@@ -132,7 +132,9 @@ def look(queue: QueueState, *, got: int = 0, woken: bool = True) -> float:
     return queue.next_poll - clock.monotonic()
 
 
-def test_wake_ups_in_vain_lead_to_one_look_in_five_milliseconds_until_a_task_comes(queue: QueueState) -> None:
+def test_vain_wake_ups_lead_to_one_look_in_five_milliseconds_and_looks_unasked_for_are_no_flood(
+    queue: QueueState,
+) -> None:
     wakes = queue.wakes
     queue.wake()
     queue.fetched(got=0, asked=10, wakes=wakes, next_due=None)
@@ -140,9 +142,6 @@ def test_wake_ups_in_vain_lead_to_one_look_in_five_milliseconds_until_a_task_com
     assert look(queue) <= 0, "the first ones, too"
     assert [look(queue) for _ in range(FLOOD)][-1] == pytest.approx(WOKEN_LOOK_SECONDS)
     assert look(queue, got=1) <= 0
-
-
-def test_looks_that_nobody_asked_for_are_no_flood(queue: QueueState) -> None:
     for _ in range(FLOOD):
         look(queue, woken=False)
         queue.vain_look_at -= 1

@@ -139,15 +139,12 @@ WRONG: list[tuple[Callable[[Lease], Any], str]] = [
 ]
 
 
-def test_what_cannot_be_a_step_is_refused(site: Site) -> None:
+def test_what_cannot_be_a_step_is_refused_and_a_batch_processor_has_none(site: Site) -> None:
     processor(QUEUE)(lambda task: WRONG[task.payload][0](task))
     site.fill(*range(len(WRONG)))
     for error, (_, part) in zip(site.drain().errors, WRONG, strict=True):
         assert part in str(error)
     assert steps_of(site) == []
-
-
-def test_a_batch_processor_has_no_steps(site: Site) -> None:
     processor(QUEUE, batch=5)(lambda tasks: tasks[0].step("reserve", print))
     site.enqueue()
     [error] = site.drain().errors
