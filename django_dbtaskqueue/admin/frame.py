@@ -14,7 +14,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote as quoted_key, unquote
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied, ValidationError
-from django.db.models import Model, QuerySet
+from django.db.models import AutoField, Model, QuerySet
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseNotModified
 from django.shortcuts import redirect
@@ -317,6 +317,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
+        alias, _colon, number = unquote(object_id).rpartition(":")
+        if (
+            isinstance(self.opts.pk, AutoField) and alias in task_aliases()
+        ):  # as Django's log, and lists of several databases, name a row
+            return redirect(self.url(self.model, "change", number, database=alias))
         row: Any = self.get_object(request, unquote(object_id))
         if not self.has_view_permission(request, row) or request.method == "POST":
             raise PermissionDenied
@@ -334,7 +339,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
             "is_page_of_a_row": True,
             "verbs": self.page_verbs(request, row),
             "act_url": self.url(self.model, "changelist"),
-            "log_url": self.url(self.model, "history", self.key(row)),
+            "log_url": "" if shown_database.get() else self.url(self.model, "history", self.key(row)),
             "facts": [self._fact(row, name) for name in self.page_fields(row)],
             "boxes": [self._fact(row, name) for name in self.secrets] if seen else [],
             "withheld": bool(self.secrets) and not seen,

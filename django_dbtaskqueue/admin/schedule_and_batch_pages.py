@@ -20,11 +20,10 @@ from django_dbtaskqueue.admin.frame import may_see, permitted, viewer
 from django_dbtaskqueue.admin.list_pages import NamedListAdmin
 from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed, pressed_verb
 from django_dbtaskqueue.conf.cron import default_zone
-from django_dbtaskqueue.core.context import set_inside, shown_database
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import alias_for, model_named
+from django_dbtaskqueue.db.session import alias_for, model_named, row_key
 from django_dbtaskqueue.flow.batches import counts_of
 from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, is_gone
 from django_dbtaskqueue.models import Batch, Schedule
@@ -193,7 +192,7 @@ class BatchAdmin(NamedListAdmin):
         return related_tasks.find_batch(key, viewer(request))
 
     def key(self, row: Any) -> str:
-        return related_tasks.batch_key(row)
+        return row_key(row)
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return the verbs that would change something, and that the user may use on each queue of the batch."""
@@ -201,10 +200,6 @@ class BatchAdmin(NamedListAdmin):
         for queue in row.queues:
             found = permitted(request, found, queue)
         return found
-
-    def _detail(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        with set_inside(shown_database, self.key(row).rpartition(":")[0] or shown_database.get()):
-            return super()._detail(request, row)  # its links lead to the tasks of its database
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, object]:
         graph = related_tasks.graph_of(row, viewer(request))

@@ -24,11 +24,12 @@ from django_dbtaskqueue.admin.frame import address_here, may_see, permitted, vie
 from django_dbtaskqueue.admin.page_actions import TaskPageAdmin
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
+from django_dbtaskqueue.core.context import shown_database
 from django_dbtaskqueue.core.durations import format_age, format_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.json import whole_number
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import alias_for
+from django_dbtaskqueue.db.session import alias_for, row_key
 from django_dbtaskqueue.flow.placement import known_queues, own_fields
 from django_dbtaskqueue.models import Attempt, AuditEntry, Batch, Poller, SavedSearch, Step, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -39,7 +40,7 @@ from django_dbtaskqueue.operations.actions import actions_on
 from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, queue_counts, queue_names
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import Location, elsewhere
-from django_dbtaskqueue.operations.related_tasks import awaited, batch_key, related, steps_of
+from django_dbtaskqueue.operations.related_tasks import awaited, related, steps_of
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, parse, query, text_of, to_text
 from django_dbtaskqueue.operations.search.query import Page, TaskFilter, id_range, within
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
@@ -300,7 +301,7 @@ class TaskAdmin(TaskPageAdmin):
 
     @admin.display(description=gettext_lazy("batch"))
     def batch(self, task: Any) -> str:
-        return self.link(task.batch, self.url(Batch, "change", batch_key(task, task.batch)))
+        return self.link(task.batch, self.url(Batch, "change", row_key(task, task.batch)))
 
     @admin.display(description=gettext_lazy("failure group"))
     def group_link(self, task: Any) -> str:
@@ -354,9 +355,7 @@ class TaskAdmin(TaskPageAdmin):
             url = self.url(AuditEntry, "change", entry.pk) if seen else ""
             yield _event(change.time, str(what), note, url=url, acted=True)
 
-    def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Return the log of Django's admin, or the task's own page where that log has no entry of the task."""
         if is_storable(object_id) and self._is_logged(object_id):
             return super().history_view(request, object_id, extra_context)
@@ -364,7 +363,7 @@ class TaskAdmin(TaskPageAdmin):
 
     def _is_logged(self, pk: int | str) -> bool:
         kind = ContentType.objects.get_for_model(self.model)
-        return LogEntry.objects.filter(content_type=kind, object_id=str(pk)).exists()
+        return not shown_database.get() and LogEntry.objects.filter(content_type=kind, object_id=str(pk)).exists()
 
 
 class PoisonTaskAdmin(TaskAdmin):

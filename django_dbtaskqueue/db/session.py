@@ -5,7 +5,7 @@ connection: autocommit, prepared statements, and plans that do not flip with the
 """
 
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, NotSupportedError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Value
+from django.db.models import Model, Value
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import make_aware, make_naive
 
@@ -409,11 +409,18 @@ def aliases_of(queue: str, using: str | None = None, *, write: bool = True) -> t
     return tuple(standbys.get().get(one, one) for one in shards) or (alias_for(queue, using, write=write),)
 
 
-def task_aliases() -> list[str]:
-    """Return the databases of the queues behind the common one, each once; not the standbys that are read."""
-    with set_inside(standbys, {}):
-        homes = [alias for name in conf.settings_queues() for alias in aliases_of(name)]
-    return list(dict.fromkeys([router.db_for_write(Task), *homes]))
+def task_aliases(queues: Collection[str] | None = None) -> list[str]:
+    """Return the common database and those of queues, by default all, each once; not the standbys that are read."""
+    names = ("", *(conf.settings_queues() if queues is None else queues))
+    with set_inside(standbys, {}), set_inside(shown_database, ""):
+        return list(dict.fromkeys([alias_for("", None), *(alias for name in names for alias in aliases_of(name))]))
+
+
+def row_key(row: Model, pk: int | None = None) -> str:
+    """Return the key of a row, or of ``pk`` beside it; ``east:7`` is of another database than the common one."""
+    alias = next((one for one, standby in standbys.get().items() if standby == row._state.db), row._state.db)
+    key = pk or row.pk
+    return str(key) if isinstance(key, str) or alias in (None, task_aliases(())[0]) else f"{alias}:{key}"
 
 
 def alias_of(task: AbstractTask) -> str:

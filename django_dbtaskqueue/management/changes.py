@@ -19,7 +19,7 @@ from django.utils import timezone
 from django_dbtaskqueue.conf.queue import setting_text, typed
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import Session, alias_for, model_for, only_alias
+from django_dbtaskqueue.db.session import Session, alias_for, model_for, only_alias, row_key
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.flow.shard_move import ShardMove
 from django_dbtaskqueue.management import FAILED_CODE, Options, Output, from_now, printable, wrong_usage
@@ -430,4 +430,4 @@ def _batch_line(row: Any, one: related_tasks.BatchDocument) -> tuple[object, ...
     statuses = one["statuses"]
     failed = statuses["ERROR"] + statuses["POISON"]
     ended = f"{one['total'] - statuses['CREATED'] - statuses['PROCESSING']:,} of {one['total']:,}"
-    return (related_tasks.batch_key(row), one["name"], one["create_time"], ended, failed, ", ".join(one["queues"]))
+    return (row_key(row), one["name"], one["create_time"], ended, failed, ", ".join(one["queues"]))

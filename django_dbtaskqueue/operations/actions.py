@@ -21,7 +21,7 @@ from django_dbtaskqueue.core.columns import COPIED, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import alias_for, model_for, only_alias
+from django_dbtaskqueue.db.session import alias_for, model_for, only_alias, row_key
 from django_dbtaskqueue.flow.enqueue import enqueue_task
 from django_dbtaskqueue.flow.move import locked_groups, not_overfull, set_back
 from django_dbtaskqueue.flow.placement import own_fields
@@ -349,10 +349,12 @@ def record(alias: str, actor: Actor, verb: Verb | str, **columns: object) -> Aud
 
 
 def log(actor: Actor, rows: Sequence[Model], flag: int, message: str) -> None:
-    """Write Django's log entries, if there is a user and the admin is installed."""
+    """Write Django's log entries of rows of one table, if there is a user and the admin is installed."""
     if actor.user is not None and rows and apps.is_installed("django.contrib.admin"):
-        entries: Any = apps.get_model("admin", "LogEntry")
-        entries.objects.log_actions(actor.user.pk, rows, flag, message)
+        entry: Any = apps.get_model("admin", "LogEntry")
+        kind = apps.get_model("contenttypes", "ContentType").objects.get_for_model(rows[0], for_concrete_model=False)
+        facts = {"user_id": actor.user.pk, "content_type": kind, "action_flag": flag, "change_message": message}
+        entry.objects.bulk_create(entry(**facts, object_id=row_key(row), object_repr=f"{row!s:.200}") for row in rows)
 
 
 @contextmanager

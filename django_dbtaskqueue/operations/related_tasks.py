@@ -11,15 +11,13 @@ from graphlib import CycleError, TopologicalSorter
 from statistics import fmean
 from typing import Annotated
 
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _, gettext_lazy, ngettext, ngettext_lazy
 
-from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import SIGNAL, TERMINAL, Status
-from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
 from django_dbtaskqueue.flow.dependencies import GONE_TASK, TaskKey, rows_of
 from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Step
@@ -174,13 +172,6 @@ BatchDocument = Annotated[Document, BATCH]
 def listed_batches(actor: Actor, using: str | None = None) -> list[Batch]:
     """Return the newest batches that the actor may view, of every database."""
     return sorted(_batches(actor, using), key=lambda row: row.create_time, reverse=True)[:MAX_BATCHES_LISTED]
-
-
-def batch_key(row: Model, pk: int | None = None) -> str:
-    """Return what names a batch, or that of a task: its id, behind its database if that is not the common one."""
-    followed = {standby: primary for primary, standby in standbys.get().items()}
-    alias, common = (followed.get(one, one) for one in (str(row._state.db), alias_for("", None)))
-    return str(pk or row.pk) if alias == common else f"{alias}:{pk or row.pk}"
 
 
 def find_batch(key: str, actor: Actor, using: str | None = None) -> Batch | None:

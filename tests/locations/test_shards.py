@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError
 from django.db import connections, transaction
 from django.db.models.functions import Now
@@ -24,7 +25,7 @@ from django_dbtaskqueue.operations.search import parse
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.testing import run_poller
 from tests.factories import make_task
-from tests.operations.site import ADMIN, OVERVIEW, QUEUES, TASKS, client, command, data, page, post, refused
+from tests.operations.site import ADMIN, OVERVIEW, QUEUES, TASKS, client, command, data, page, post, refused, text
 from tests.support import alias_beside, taken_back
 
 SHARDS = ("default", "sqlite")
@@ -98,17 +99,20 @@ def test_a_page_is_about_the_database_that_its_address_names(settings: Any, admi
     for one in SHARDS:
         task = make_task(queue="spread", reference=f"on {one}", status="ERROR", using=one)
         operation = bulk.start("cancel", "queue:spread", Actor(), f"on {one}", one)
+        operation.changes.create(audit_id=1, task_ids=[task.pk], skip_reason="x", first_task_id=0, last_task_id=0)
     assert "on default" in (shown := page(admin_client, TASKS)) and "on sqlite" not in shown
     assert f'href="{TASKS}?database=sqlite"' in shown
     rows = f"{TASKS}{task.pk}/change/", f"{ADMIN}bulkoperation/{operation.pk}/change/"
     for address in (*rows, TASKS, QUEUES, f"{QUEUES}spread/change/", OVERVIEW, f"{ADMIN}bulkoperation/"):
         shown = page(admin_client, address, database="sqlite").partition('<div id="dbtq"')[2]
         links = {link for link in re.findall(r'(?:href|action)="([^"]*)"', shown) if link.startswith((ADMIN, "?"))}
-        assert [link for link in links if "database=" not in link] == [], address
+        assert [link for link in links if "database=" not in link or link.count("?") > 1] == [], address
         assert ("on sqlite" in shown and "on default" not in shown) or address not in (*rows, TASKS)
     given = {"action": "reprocess", "_selected_action": task.pk, "confirm": "yes", "reason": "x", "origin": "page"}
     done = admin_client.post(f"{TASKS}?database=sqlite", given)
-    assert done["Location"] == f"{rows[0]}?database=sqlite"
+    logged = admin_client.get(LogEntry.objects.get(content_type__model="task").get_admin_url())
+    assert logged["Location"] == done["Location"] == f"{rows[0]}?database=sqlite"
+    assert f"{TASKS}{task.pk}/history/" not in page(admin_client, rows[0], database="sqlite")
     assert [Task.objects.using(alias).get().status for alias in SHARDS] == ["ERROR", "CREATED"]
     assert [one.get(TASKS, {"database": "moon"}).status_code for one in (admin_client, client)] == [404, 302]
 
@@ -118,10 +122,12 @@ def test_the_links_of_a_page_lead_to_the_database_where_a_queue_is(settings: Any
     with batch("all", using="sqlite"):
         task = enqueue("away")
     Schedule.objects.using("sqlite").create(name="tick", queue="away", cron="@daily", last_task=task.pk)
-    rows = f"{ADMIN}batch/sqlite:{task.batch}/change/", f"{ADMIN}schedule/tick/change/"
-    for address in (*rows, QUEUES):
-        links = re.findall(f'href="({TASKS}[^"]+)"', page(admin_client, address).partition('<div id="dbtq"')[2])
+    for address in (f"{ADMIN}batch/sqlite:{task.batch}/change/", f"{ADMIN}schedule/tick/change/", QUEUES):
+        shown = text(admin_client.get(address, follow=True)).partition('<div id="dbtq"')[2]
+        links = re.findall(f'href="({TASKS}[^"]+)"', shown)
         assert links and all("database=sqlite" in link for link in links), address
+    settings.DBTASKQUEUE = {"DEFAULTS": {"database": "sqlite"}, "QUEUES": {"home": {}}}
+    assert "database=" not in page(admin_client, TASKS).partition('<div id="dbtq"')[2]
 
 
 def test_a_router_decides_by_payload(settings: Any) -> None:

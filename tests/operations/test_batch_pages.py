@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_dbtaskqueue import Workflow, batch, enqueue
 from django_dbtaskqueue.core.context import set_inside, standbys
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.db.session import row_key
 from django_dbtaskqueue.flow import move
 from django_dbtaskqueue.flow.batches import counts_of
 from django_dbtaskqueue.flow.dependencies import TaskKey
@@ -65,8 +66,8 @@ def test_batches_of_two_databases_with_one_id_are_told_apart(op: Client, setting
     assert all(f"/batch/{key}/change/" in text(op.get(LIST)) for key in ("7", "sqlite_3A7"))
     for row, row._state.db in zip([rows.get() for rows in ends.values()], ("a standby", "another"), strict=True):
         with set_inside(standbys, {"default": "a standby", "sqlite": "another"}):
-            assert related_tasks.batch_key(row) == {"near": "7", "far": "sqlite:7"}[row.name]
-    assert "near" in page_of(op, 7) and "far" in page_of(op, "sqlite_3A7")
+            assert row_key(row) == {"near": "7", "far": "sqlite:7"}[row.name]
+    assert "near" in page_of(op, 7) and "far" in text(op.get(f"{LIST}sqlite_3A7/change/", follow=True))
     refused("several batches: default:7, sqlite:7", command, "batches", "cancel", "7", error=CommandError)
     act(op, "cancel_batch", "sqlite:7")
     assert Task.objects.using("sqlite").get().status == "POISON"
