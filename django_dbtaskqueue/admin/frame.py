@@ -318,9 +318,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django canno
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         alias, _colon, number = unquote(object_id).rpartition(":")
-        if (
-            isinstance(self.opts.pk, AutoField) and alias in task_aliases()
-        ):  # as Django's log, and lists of several databases, name a row
+        if number and isinstance(self.opts.pk, AutoField) and alias in task_aliases():
+            # As lists of several databases, and Django's log, name a row (``row_key``)
             return redirect(self.url(self.model, "change", number, database=alias))
         row: Any = self.get_object(request, unquote(object_id))
         if not self.has_view_permission(request, row) or request.method == "POST":

@@ -205,10 +205,9 @@ def test_replace_waits_for_a_checkout_and_a_checkout_passes_over_what_is_being_r
     with pytest.raises(DuplicateTask, match="PROCESSING"):
         answer.result(PATIENCE)
     assert Task.objects.get().payload == "old"
-    Task.objects.all().delete()
-    make_task(reference="r", payload="old")
+    make_task(reference="s", payload="old")
     with transaction.atomic():
-        enqueue("parcels", "r", "new", on_duplicate="replace")
+        enqueue("parcels", "s", "new", on_duplicate="replace")
         assert other.do(checkout, 1, "second").result(PATIENCE) == []
     (lease,) = other.do(checkout, 1, "second").result(PATIENCE)
     assert lease.payload == "new"

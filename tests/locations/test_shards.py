@@ -114,6 +114,7 @@ def test_a_page_is_about_the_database_that_its_address_names(settings: Any, admi
     assert logged["Location"] == done["Location"] == f"{rows[0]}?database=sqlite"
     assert f"{TASKS}{task.pk}/history/" not in page(admin_client, rows[0], database="sqlite")
     assert [Task.objects.using(alias).get().status for alias in SHARDS] == ["ERROR", "CREATED"]
+    assert admin_client.get(f"{TASKS}default_3A/change/").status_code == 302, "no row has that name"
     assert [one.get(TASKS, {"database": "moon"}).status_code for one in (admin_client, client)] == [404, 302]
 
 
