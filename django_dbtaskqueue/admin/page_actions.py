@@ -184,8 +184,8 @@ class TaskPageAdmin(ListAdmin):
     base_search = Search()  # what the page shows without a search
 
     def search_of(self, request: HttpRequest) -> Search:
-        found: Search = self.filtered(request).checked().search
-        return self.base_search & found
+        found: Search = self.filtered(request).checked().form.search
+        return self.base_search & found if self.base_search.terms else found
 
     def act(self, request: HttpRequest) -> HttpResponse:
         if "again" in request.POST:
@@ -217,15 +217,17 @@ class TaskPageAdmin(ListAdmin):
         ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := whole_number(text)) is not None]
         # Read from the database that is written: a replica may lag behind.
         table = self.model._meta.concrete_model._default_manager.using(alias_for("", None)).all()
-        tasks = permissions.narrow(table.filter(pk__in=ids), actor)
-        task = tasks.first() if verb.name in verbs.ONE_TASK_VERBS else None
+        ticked = partial(permissions.narrow, table.filter(pk__in=ids), actor)
+        task = ticked().first() if verb.name in verbs.ONE_TASK_VERBS else None
         if task is not None and not may_see(request, task):
             raise OperationRefused(_("To edit a payload you need the permission to see payloads."))
         form = bound_form(request, partial(VerbForm, verb=verb, table=table, actor=actor, task=task))
         options = form.options()
         if not confirmed(request, form):
-            preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
-            items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:MAX_NAMED_TASKS]]
+            preview = actions.preview(ticked(), actions.ActionRequest(verb, options=options))
+            items = [
+                f"{task} · {task.status}" for task in ticked().only("queue", "reference", "status")[:MAX_NAMED_TASKS]
+            ]
             shown = {"sentences": preview.sentences[1:], "items": items, "unnamed": len(ids) > MAX_NAMED_TASKS}
             return ask(self, request, verb, form, **shown, possible=bool(preview.eligible))
         wanted = actions.ActionRequest(verb, form.cleaned_data["reason"], options, to_text(self.search_of(request)))
@@ -235,9 +237,8 @@ class TaskPageAdmin(ListAdmin):
             reasons = ", ".join(f"{reason}: {len(ids)}" for reason, ids in done.skips.items())
             facts = {"done": text[:-1], "count": done.skipped, "reasons": reasons}
             text = _("%(done)s, %(count)s skipped (%(reasons)s).") % facts
-        if done.operation is not None:
-            address = self.url(BulkOperation, "change", done.operation.pk)
-            text = format_html("{} {}", text, self.link(_("Put back as it was") + "…", address))
+        if done.operation is not None and (address := self.url(BulkOperation, "change", done.operation.pk)):
+            text = format_html('{} <a href="{}">{}…</a>', text, address, _("Put back as it was"))
         return self.reply(request, text, address=request.get_full_path() if verb.deletes else "", changed=done.changed)
 
     def _enqueue_copy(self, request: HttpRequest) -> HttpResponse:

@@ -419,8 +419,8 @@ def task_aliases(queues: Collection[str] | None = None) -> list[str]:
 def row_key(row: Model, pk: int | None = None) -> str:
     """Return the key of a row, or of ``pk`` beside it; ``east:7`` is of another database than the common one."""
     alias = next((one for one, standby in standbys.get().items() if standby == row._state.db), row._state.db)
-    key = pk or row.pk
-    return str(key) if isinstance(key, str) or alias in (None, task_aliases(())[0]) else f"{alias}:{key}"
+    key, common = pk or row.pk, task_aliases(())[0] if shown_database.get() or standbys.get() else alias_for("", None)
+    return str(key) if isinstance(key, str) or alias in (None, common) else f"{alias}:{key}"
 
 
 def alias_of(task: AbstractTask) -> str:
