@@ -184,16 +184,15 @@ FROM (
 LINE = {"queue_name": "parcels", "priorities": [0, 1, 2, 3, 4], "times": ["-infinity"] * 5, "ids": [0] * 5}
 TAKE = {"lease": 60.0, "min_lease": 0.0, "since": -1e9, "poller_instance": HOLDER, "limit": 500, "tags": []}
 LEASES = [{"task_id": 100 * number + 61, "token": 1} for number in range(1, 501)]
-RESULTS = json.dumps([{**lease, "result_text": "x", "result_value": "x"} for lease in LEASES])
+RESULTS = json.dumps([{**lease, "result_json": "1"} for lease in LEASES])
 ZEROS = dict.fromkeys(("attempts_added", "reenqueues_added", "deaths"), 0)
-WRITE = {"new_status": "ERROR", "delay": None, "result_text": "x", "result_value": None, **ZEROS}
+WRITE = {"new_status": "ERROR", "delay": None, "result_text": "x", "result_json": None, **ZEROS}
 FAILURE = {"error_type": "t", "message": "m", "traceback": "b", "failure_key": "f"}
 FENCED = {"rows": json.dumps(LEASES)}
 PLACE = {"location": "dbtaskqueue.task"}
 ONE = {"id": 161, "total_attempt": 1}
 BY_LINE, BY_KEY = {"dbtaskqueue_task_rdy"}, {"dbtaskqueue_task_pkey"}
 ARRAYS = {key: f"{{{','.join(str(lease[key]) for lease in LEASES)}}}" for key in LEASES[0]}
-RESULT_ARRAYS = dict.fromkeys(("result_text", "result_json"), f"{{{','.join(['1'] * len(LEASES))}}}")
 LINES = {
     "queues": ["nothing", "parcels"], "limits": [500, 500], "firsts": [1, 2], "lasts": [1, 6],
     "priorities": [0, 0, 1, 2, 3, 4], "times": ["-infinity"] * 6, "ids": [0] * 6,
@@ -211,7 +210,7 @@ PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "progress": ({**ONE, "note": "half"}, BY_KEY),
     "unpark": ({"types": ["city"], "untyped": True}, {"dbtaskqueue_task_nohd"}),
     "complete_plain": (ARRAYS, BY_KEY),
-    "complete": ({**ARRAYS, **RESULT_ARRAYS}, BY_KEY),
+    "complete": ({**ARRAYS, "result_json": f"{{{','.join(['1'] * len(LEASES))}}}"}, BY_KEY),
     "write": ({"rows": json.dumps([{**lease, **WRITE} for lease in LEASES])}, BY_KEY),
     "attempts": ({"rows": json.dumps([{**lease, **FAILURE} for lease in LEASES]), **PLACE}, BY_KEY),
     "to_history": ({"rows": RESULTS, **PLACE}, BY_KEY),

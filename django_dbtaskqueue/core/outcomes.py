@@ -26,7 +26,7 @@ COMPLETE_FACTS = Facts("complete", "completed", "ack")  # of nearly every outcom
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The work is done. ``result`` is any JSON value; it is kept in ``result`` and, as text, in ``process_result``."""
+    """The work is done. ``result`` is any JSON value, which the task keeps."""
 
     facts: ClassVar[Facts] = COMPLETE_FACTS
 
@@ -120,6 +120,8 @@ def check_delay(place: str, delay: object, longest: timedelta = MAX_DELAY) -> No
 
 Outcome = Complete | CompleteDelete | Reenqueue | Fail | Poison
 OUTCOMES = (Complete, CompleteDelete, Reenqueue, Fail, Poison)
+CHECKED = (Fail, Reenqueue, Poison)  # those with a rule of their fields
+WITH_RESULT = (Complete, Reenqueue)
 
 
 def as_outcome(value: object) -> Outcome:
@@ -203,7 +205,7 @@ Settlement = Complete | CompleteDelete | Reenqueue | Poison | Failed | Release |
 
 def checked(outcome: Settlement | Outcome) -> Settlement | Outcome:
     """Return an outcome whose fields are what they must be; raise an error for one that was altered or half made."""
-    if isinstance(outcome, Fail | Reenqueue | Poison):
+    if isinstance(outcome, CHECKED):
         outcome.__post_init__()
     return outcome
 
@@ -220,4 +222,4 @@ def with_error(outcome: Settlement, error: BaseException | str) -> Settlement:
 
 def without_result(outcome: Settlement) -> Settlement:
     """Return an outcome without its result, which may be large."""
-    return replace(outcome, result=None) if isinstance(outcome, Complete | Reenqueue) else outcome
+    return replace(outcome, result=None) if isinstance(outcome, WITH_RESULT) else outcome

@@ -349,7 +349,7 @@ def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
             if delay is None:
                 raise exceptions.ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
             outcome = outcomes.Reenqueue(delay, outcome.result, outcome.keep_attempts)
-    if isinstance(outcome, outcomes.Complete | outcomes.Reenqueue) and outcome.result is not None:
+    if isinstance(outcome, outcomes.WITH_RESULT) and outcome.result is not None:
         text = json_payload.kept("The result", outcome.result, conf.settings().payload_limits)
         object.__setattr__(outcome, "text", text)
     return outcome

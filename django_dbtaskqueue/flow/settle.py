@@ -31,7 +31,6 @@ Decided = tuple[Lease, Settlement]
 GivenBack = Release | outcomes.Park | outcomes.Suspend
 Rewritten = Reenqueue | outcomes.Poison | Failed | GivenBack  # outcomes that change the row by what they carry
 BLAMED_TRIES = 10  # to store an outcome, before its task is blamed for an error that may be the database's
-UNCUT_CHARS = 1000  # of a text that is short enough in any case: a character has at most four bytes
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
 
 
@@ -108,7 +107,9 @@ def _rows(session: Session, rows: list[dict[str, Any]], *, arrays: bool = False)
     if len(rows) == 1:
         return session.sql.one, rows[0]
     if arrays and session.postgresql:  # of each column one, which costs both ends less than JSON
-        return session.sql, {name: session.sql.dialect.array([row[name] for row in rows]) for name in rows[0]}
+        # The escapes of JSON are those of an array: no number and no JSON text has a control character.
+        columns = {name: json_payload.array([row[name] for row in rows]) for name in rows[0]}
+        return session.sql, {name: f"{{{texts[1:-1]}}}" for name, texts in columns.items()}
     return session.sql, {"rows": json_payload.array(rows)}
 
 
@@ -116,13 +117,8 @@ def _fence(lease: Lease) -> dict[str, Any]:
     return {"task_id": lease.id, "token": lease.total_attempt}
 
 
-def _result(outcome: Complete | Reenqueue) -> dict[str, Any]:
-    """Return a result as JSON for ``result`` and as text, cut at 4000 bytes, for ``process_result``."""
-    text = outcome.text or json_payload.kept("The result", outcome.result)
-    if text is None:
-        return {"result_text": None, "result_json": None}
-    shown = str(json_payload.loads(text)) if text[0] == '"' else text
-    return {"result_text": shown if len(shown) <= UNCUT_CHARS else json_payload.cut_bytes(shown), "result_json": text}
+def _result(outcome: Complete | Reenqueue) -> dict[str, str | None]:
+    return {"result_json": outcome.text or json_payload.kept("The result", outcome.result)}
 
 
 def _writes(session: Session, pairs: list[tuple[Lease, Rewritten]]) -> list[Statement]:

@@ -7,7 +7,7 @@ from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
 from django_dbtaskqueue.core.sql.dialects import FENCED, Group, part, template
 
 # The columns of rows handed to statements. None is a column of a task: such a name would be ambiguous beside one.
-RESULT_TYPES = "result_text text, result_json text"
+RESULT_TYPE = "result_json text"
 FAILURE_TYPES = "error_type text, message text, traceback text, failure_key text"  # the key is the fingerprint
 OUTCOME_TYPES = (
     "new_status text,"
@@ -15,12 +15,12 @@ OUTCOME_TYPES = (
     " attempts_added int,"  # NULL sets the attempts to 0
     " reenqueues_added int,"
     " deaths int,"  # 1 if the task ended its process, so that it runs apart from the others again
-    f" {RESULT_TYPES}, park_reason text, failure_key text,"
+    f" result_text text, {RESULT_TYPE}, park_reason text, failure_key text,"
     " signals_seen int"  # of a task that waits for one; if there are more, it is due at once
 )
 # The columns of a row that leaves as COMPLETED, where they are not the task's.
 LEAVING = {
-    "status": "'COMPLETED'", "process_result": "u.result_text", "result": "{_result}", "finish_time": "{now}",
+    "status": "'COMPLETED'", "process_result": "NULL", "result": "{_result}", "finish_time": "{now}",
     "last_update_time": "{now}",
 }  # fmt: skip
 
@@ -29,15 +29,15 @@ class SettleStatements(Group):
     """Every way to write an outcome."""
 
     # COMPLETED without a result, by arrays: most batches are such.
-    complete_plain = template("{_completed} NULL, result = NULL FROM {_plain} {_still_held}")
-    complete = template("{_completed} u.result_text, result = {_result} FROM {_with_results} {_still_held}")
+    complete_plain = template("{_completed} NULL FROM {_plain} {_still_held}")
+    complete = template("{_completed} {_result} FROM {_with_results} {_still_held}")
     _completed = part(
         "UPDATE {task} AS t SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL,"
-        " finish_time = {now}, last_update_time = {now}, process_result ="
+        " finish_time = {now}, last_update_time = {now}, process_result = NULL, result ="
     )
     _still_held = part("WHERE {FENCE} AND t.status IN ({_sources:complete}) RETURNING id, watched")
     _plain = property(lambda self: self._ended(FENCED))
-    _with_results = property(lambda self: self._ended(f"{FENCED}, {RESULT_TYPES}"))
+    _with_results = property(lambda self: self._ended(f"{FENCED}, {RESULT_TYPE}"))
 
     def _ended(self, columns: str) -> str:
         if self.dialect.vendor != "postgresql" or self.dialect.single:
@@ -94,7 +94,7 @@ class SettleStatements(Group):
     to_history = template(
         f"INSERT INTO {{history}} (location, task_id, {', '.join(column.db for column in HISTORY_COLUMNS)})"
         f" SELECT %(location)s, t.id, {', '.join(LEAVING.get(one.db, f't.{one.db}') for one in HISTORY_COLUMNS)}"
-        f" FROM {{fenced:complete|{RESULT_TYPES}}} {{lock}}"
+        f" FROM {{fenced:complete|{RESULT_TYPE}}} {{lock}}"
     )
     # Which of the given leases were settled by moving their tasks into the history.
     moved = template(

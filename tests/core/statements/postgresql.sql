@@ -398,7 +398,7 @@ RETURNING reference_number;
 -- Statements.complete
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
-    last_update_time = statement_timestamp(), process_result = u.result_text, result = u.result_json::jsonb
+    last_update_time = statement_timestamp(), process_result = NULL, result = u.result_json::jsonb
 FROM (
     SELECT *
     FROM unnest((
@@ -406,10 +406,8 @@ FROM (
     ), (
         SELECT %(token)s::bigint[]
     ), (
-        SELECT %(result_text)s::text[]
-    ), (
         SELECT %(result_json)s::text[]
-    )) AS u(task_id, token, result_text, result_json)
+    )) AS u(task_id, token, result_json)
     LIMIT (
         SELECT 1000000
     )
@@ -2286,16 +2284,15 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json::jsonb,
-    u.result_text, t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json::jsonb, NULL,
+    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
     statement_timestamp(), t.lease_seconds, t.expire_time, t.start_time, statement_timestamp()
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
     FROM (
         SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, result_text text,
-            result_json text)
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, result_json text)
         LIMIT (
             SELECT 1000000
         )
@@ -3384,10 +3381,9 @@ RETURNING reference_number;
 -- Statements.complete (one row)
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
-    last_update_time = statement_timestamp(), process_result = u.result_text, result = u.result_json::jsonb
+    last_update_time = statement_timestamp(), process_result = NULL, result = u.result_json::jsonb
 FROM (
-    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(result_text)s::text AS result_text,
-        %(result_json)s::text AS result_json
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(result_json)s::text AS result_json
 ) AS u
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
@@ -4004,13 +4000,12 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json::jsonb,
-    u.result_text, t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json::jsonb, NULL,
+    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
     statement_timestamp(), t.lease_seconds, t.expire_time, t.start_time, statement_timestamp()
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(result_text)s::text AS result_text,
-        %(result_json)s::text AS result_json
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(result_json)s::text AS result_json
 ) AS u
 ON t.id = u.task_id
 AND t.total_attempt = u.token

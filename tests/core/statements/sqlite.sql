@@ -245,10 +245,10 @@ RETURNING reference_number;
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
-    u.result_text, result = u.result_json
+    NULL, result = u.result_json
 FROM (
-    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.result_text' AS
-        result_text, value ->> '$.result_json' AS result_json
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.result_json' AS
+        result_json
     FROM json_each(%(rows)s)
 ) AS u
 WHERE t.id = u.task_id
@@ -1701,14 +1701,14 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json, u.result_text,
-    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), t.lease_seconds, t.expire_time, t.start_time,
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json, NULL, t.context,
+    t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time, strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), t.lease_seconds, t.expire_time, t.start_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now')
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.result_text' AS
-        result_text, value ->> '$.result_json' AS result_json
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.result_json' AS
+        result_json
     FROM json_each(%(rows)s)
 ) AS u
 ON t.id = u.task_id
@@ -2567,10 +2567,9 @@ RETURNING reference_number;
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
-    u.result_text, result = u.result_json
+    NULL, result = u.result_json
 FROM (
-    SELECT %(task_id)s AS task_id, %(token)s AS token, %(result_text)s AS result_text, %(result_json)s AS
-        result_json
+    SELECT %(task_id)s AS task_id, %(token)s AS token, %(result_json)s AS result_json
 ) AS u
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
@@ -3081,14 +3080,13 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json, u.result_text,
-    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), t.lease_seconds, t.expire_time, t.start_time,
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json, NULL, t.context,
+    t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time, strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), t.lease_seconds, t.expire_time, t.start_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now')
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(task_id)s AS task_id, %(token)s AS token, %(result_text)s AS result_text, %(result_json)s AS
-        result_json
+    SELECT %(task_id)s AS task_id, %(token)s AS token, %(result_json)s AS result_json
 ) AS u
 ON t.id = u.task_id
 AND t.total_attempt = u.token
