@@ -134,9 +134,10 @@ def lost_at_the_start(began: float, settles: Sequence[tuple[float, int]]) -> flo
 
 def _of_server(server: Server, span: Span, before: dict[str, float], table: str, done: float) -> dict[str, float]:
     """Return what so many tasks cost PostgreSQL, and how noisy the machine was."""
-    spent = {name: value - before[name] for name, value in server.counted(table).items()}
+    spent = {name: None if value is None else value - before[name] for name, value in server.counted(table).items()}
     size = server.run("SELECT pg_total_relation_size(%s::regclass)", [table])[0][0] / 2**20
     figures = {"bytes WAL/task": spent["wal"] / done, "HOT share": spent["hot"] / max(1, spent["updates"])}
+    figures |= {} if spent["walked"] is None else {"rows walked/task": spent["walked"] / done}
     return {**span.cost(done), **figures, "buffers/task": spent["buffers"] / done, "MiB table": size}
 
 

@@ -27,8 +27,9 @@ COMMITS = 31  # that are timed before each reading
 COUNTED = """
 SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS wal, n_tup_upd::float8 AS updates,
     n_tup_hot_upd::float8 AS hot, (heap_blks_hit + heap_blks_read + coalesce(idx_blks_hit, 0)
-        + coalesce(idx_blks_read, 0))::float8 AS buffers
-FROM pg_stat_user_tables JOIN pg_statio_user_tables USING (relid) WHERE relid = %s::regclass
+        + coalesce(idx_blks_read, 0))::float8 AS buffers,
+    (SELECT idx_tup_read::float8 FROM pg_stat_user_indexes WHERE relid = t.relid AND indexrelname ~ 'rdy$') AS walked
+FROM pg_stat_user_tables AS t JOIN pg_statio_user_tables USING (relid) WHERE relid = %s::regclass
 """
 
 

@@ -60,8 +60,8 @@ def drain(server: Server, tasks: int, *workers: Worker) -> Reading:
 
 
 def figures(drain: Case) -> Reading:
-    drained, names = drain(), ("µs CPU worker", "µs CPU PostgreSQL", "ms/commit", "cores used by others")
-    return {"drain/s": drained["tasks/s"], **{name: drained[name] for name in names}}
+    names = ("µs CPU worker", "µs CPU PostgreSQL", "rows walked/task", "ms/commit", "cores used by others")
+    return {"drain/s": (drained := drain())["tasks/s"], **{name: drained[name] for name in names if name in drained}}
 
 
 def both(server: Server, tasks: int, items: int, *, ours: bool) -> Reading:
