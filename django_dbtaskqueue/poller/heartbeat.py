@@ -174,7 +174,8 @@ class Heartbeat:
         shares = not session.run(session.sql.is_telling_dear, {})[0][0]
         for queue in self._poller.queues.values():
             if queue.port.alias == alias:
-                queue.cursor.others, queue.cursor.shares = others[queue.name], shares
+                queue.cursor.others = max(others[queue.name], self._poller.options.siblings)  # some may still start
+                queue.cursor.shares = shares
         return max(_spread(conf.settings().heartbeat.total_seconds()), (clock.monotonic() - began) / RESCUE_TIME_SHARE)
 
     def _run_command(self, alias: str) -> None:

@@ -59,6 +59,8 @@ class Poller:
                     self._by_name[name].append(QueueState.of(name, alias, weight))
         queues = [*chain.from_iterable(self._by_name.values())]
         self.queues = {queue.port.key: queue for queue in queues}
+        for queue in queues:
+            queue.cursor.others = self.options.siblings
         self.state = "INIT"
         self._changing = threading.Lock()  # of the state, by a poll that failed or worked
         self.stopping = False
@@ -239,11 +241,13 @@ class Poller:
     def poll(self, connection_set: ConnectionSet, *, second: bool = False) -> float:
         """Settle outcomes, fetch what free slots allow; return the seconds until the next poll.
 
-        The ``second`` thread leaves queues alone that many pollers serve: checkouts that overlap read rows in vain.
+        The ``second`` thread leaves queues alone that many pollers serve: checkouts that overlap read rows in vain. If
+        many serve each queue, it rests: they keep the database busy, and one thread settles larger batches.
         """
-        stopping = self.stopping
-        if stopping:
+        if self.stopping:
             return self._wind_up(connection_set)
+        if second and self.fetcher.is_one_of_many():
+            return BUSY_POLL_SECONDS
         if self.settler.done and (self.settler.is_due() or not self.executors.waiting()):
             if len(self.settler.done) >= FULL_BATCH_OUTCOMES:
                 self._wake_second.set()  # it fetches while this thread settles

@@ -60,6 +60,7 @@ class Options:
     name: str = ""
     executor: object = None  # where plain functions run whose processors name no executor; None: on threads
     tags: tuple[str, ...] = ()  # tasks with another tag are left to other pollers
+    siblings: int = 0  # other processes of its supervisor, which poll the same queues
 
 
 class Placement(NamedTuple):

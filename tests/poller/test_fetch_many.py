@@ -13,8 +13,8 @@ from django.db.models import Max
 from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.models import Poller as PollerRow, Task
 from django_dbtaskqueue.operations import queue_control
-from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.queue_state import Options
+from django_dbtaskqueue.poller.loop import BUSY_POLL_SECONDS, Poller
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options
 from tests.factories import make_task
 from tests.poller.processes import completed, counted_queries, let_others_start, polling
 from tests.support import PATIENCE, held, sql, until
@@ -155,9 +155,11 @@ def test_the_second_thread_leaves_a_queue_alone_while_many_pollers_serve_it(sett
     settings.DBTASKQUEUE |= {"HEARTBEAT": "1s"}
     own, shared = QUEUES[:2]
     with polling({own: 1, shared: 1}) as poller:
-        with polling({shared: 2}), polling({shared: 1}):
+        with polling({shared: 2}, siblings=3) as many, polling({shared: 1}):
             until(lambda: poller.queues[shared].cursor.others == 2)
-            assert poller.queues[own].cursor.others == 0
+            assert poller.queues[own].cursor.others == 0 and not poller.fetcher.is_one_of_many()
+            assert many.queues[shared].cursor.others == 3, "its supervisor may still start them"
+            assert many.poll(ConnectionSet(), second=True) == BUSY_POLL_SECONDS, "it rests"
             chosen: list[str] = []
             until(lambda: chosen.extend(chosen_by_a_second_thread(poller)) or chosen)
             assert set(chosen) == {own} and poller.queues[shared].cursor.shares

@@ -95,7 +95,8 @@ class Command(BaseCommand):
                 channel = supervisor.ChildChannel(options["child"], self._shutdown, conf.settings().heartbeat)
             same = {name: options[name] for name in ("coroutines", "once", "drain", "max_tasks", "name")}
             threads = options["threads"] or conf.settings().threads
-            given = Options(threads=threads, executor=executor, tags=tuple(options["tag"]), **same)
+            same |= {"tags": tuple(options["tag"]), "siblings": (options["processes"] or 1) - 1}
+            given = Options(threads=threads, executor=executor, **same)
             poller = Poller(queues, given, using=options["database"])
             if options["once"] or options["drain"]:  # it may end before the heartbeat's thread looks for ticks
                 for alias in poller.aliases:
