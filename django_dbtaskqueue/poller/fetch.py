@@ -158,10 +158,6 @@ class Fetcher:
                 queue.reserved += tasks
             self.capacity.reserved += tasks
 
-    def is_one_of_many(self) -> bool:
-        """Whether many other pollers serve each queue."""
-        return all(queue.cursor.others >= MANY_OTHERS for queue in self.queues.values())
-
     def is_exhausted(self) -> bool:
         """Whether a run that ends by itself has nothing more to take."""
         most = self.capacity.options.max_tasks

@@ -29,7 +29,7 @@ from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.poller.executors import LOST, Done, Executor, Job, Run, done_by_lease
-from django_dbtaskqueue.poller.fetch import Fetcher
+from django_dbtaskqueue.poller.fetch import MANY_OTHERS, Fetcher
 from django_dbtaskqueue.poller.free_slots import Capacity, Executors
 from django_dbtaskqueue.poller.held_leases import FULL_BATCH_OUTCOMES, Renewer, Settler
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
@@ -59,8 +59,6 @@ class Poller:
                     self._by_name[name].append(QueueState.of(name, alias, weight))
         queues = [*chain.from_iterable(self._by_name.values())]
         self.queues = {queue.port.key: queue for queue in queues}
-        for queue in queues:
-            queue.cursor.others = self.options.siblings
         self.state = "INIT"
         self._changing = threading.Lock()  # of the state, by a poll that failed or worked
         self.stopping = False
@@ -244,9 +242,10 @@ class Poller:
         The ``second`` thread leaves queues alone that many pollers serve: checkouts that overlap read rows in vain. If
         many serve each queue, it rests: they keep the database busy, and one thread settles larger batches.
         """
-        if self.stopping:
+        stopping = self.stopping
+        if stopping:
             return self._wind_up(connection_set)
-        if second and self.fetcher.is_one_of_many():
+        if second and all(queue.cursor.others >= MANY_OTHERS for queue in self.queues.values()):
             return BUSY_POLL_SECONDS
         if self.settler.done and (self.settler.is_due() or not self.executors.waiting()):
             if len(self.settler.done) >= FULL_BATCH_OUTCOMES:
