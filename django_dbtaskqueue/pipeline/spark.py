@@ -50,7 +50,14 @@ INSTALL_COMMAND = 'pip install "django-dbtaskqueue[spark]"'
 
 # Without the second compiler and the threads of the collector: each takes a core for seconds.
 SHORT_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-SHORT_SETTINGS = {"spark.python.sql.dataFrameDebugging.enabled": "false"}  # a call of Spark for each column
+# For few rows: planning a query, compiling it and starting its tasks takes longer than the rows do.
+SHORT_SETTINGS = {
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # a call of Spark for each column
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 GATEWAY_VARIABLE = "PYSPARK_GATEWAY_PORT"  # of a process that spark-submit has started
 MASTER_PATTERN = re.compile(r"^\s*spark\.master[\s=:]+(\S+)", re.MULTILINE)
 TIME_ZONE = "spark.sql.session.timeZone"

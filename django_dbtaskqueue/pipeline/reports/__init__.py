@@ -33,13 +33,6 @@ Tables = Mapping[str, pa.Table]
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
-# For few rows: planning a query, compiling it and starting its tasks takes longer than the rows do.
-FEW_ROWS_SETTINGS = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
 SOURCES = {"tasks": ("task", "history"), "attempts": ("attempt",)}  # of the lake's tables, in the database
 MAX_FEW_LAKE_BYTES, MAX_FEW_LAKE_ROWS = 4 * 2**20, 100_000  # of its compressed files
 REPORT_FILES = {"report.json", "forecast.json", "whatif.json"}
@@ -149,8 +142,7 @@ def rows_in(
                 read_again = [one for one in files[table] if kept is None or one.day not in kept.files]
                 archived = read_files(context.spark, lake, table, lake.sound(read_again, context.damaged))
                 frames.setdefault(table, []).append(_chosen(archived.select(*columns), context, period))
-        with _settings(context.spark, FEW_ROWS_SETTINGS if few else {}):
-            yield [reduce(DataFrame.unionByName, frames[table]).select(*columns) for table, columns in wanted.items()]
+        yield [reduce(DataFrame.unionByName, frames[table]).select(*columns) for table, columns in wanted.items()]
 
 
 def _live(
@@ -174,18 +166,6 @@ def spark_frame(spark: SparkSession, tables: Iterable[pa.Table | None], schema: 
     wanted = arrow_schema(schema)
     found = [one.select(wanted.names).cast(wanted) for one in tables if one is not None]
     return spark.createDataFrame(pa.concat_tables(found).combine_chunks(), schema)
-
-
-@contextmanager
-def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, earlier in before.items():
-            spark.conf.unset(name) if earlier is None else spark.conf.set(name, earlier)
 
 
 def _chosen(frame: DataFrame, context: jobs.Context, period: Period) -> DataFrame:

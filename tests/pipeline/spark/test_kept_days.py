@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import Job, Objective, result_json
 from django_dbtaskqueue.pipeline.lake import LAKE_ATTEMPTS, LAKE_TASKS, DataFile, Lake
@@ -33,12 +32,6 @@ TASKS_OF_A_DAY = 700  # of all days fewer than a sketch holds: every percentile 
 PAYLOAD_BYTES = 2_200  # random, so that the lake is not a small one, nor its last three days
 UNTIL = FIRST + 10 * DAY
 ASIDE = {"days_kept": 0, "written": None}
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled code and 200 partitions, Spark's own settings for many rows, take minutes for these."""
-    monkeypatch.setattr(reports, "FEW_ROWS_SETTINGS", {})
 
 
 def fill(place: Path | str, *, days: int = len(DAYS), span: timedelta = DAY) -> Lake:

@@ -27,7 +27,6 @@ from tests.pipeline.lakes import archive, flip
 from tests.support import output_of
 
 SAID = "password=hunter for no <b>mailbox</b>"  # stored before there was a rule for it
-SHUFFLES = "spark.sql.shuffle.partitions"
 
 
 def fill() -> None:
@@ -106,7 +105,7 @@ def test_a_dry_run_leaves_out_damaged_files_and_writes_nothing(spark: SparkSessi
 def test_a_report_on_few_tasks_asks_little_of_spark(spark: SparkSession, sqlite: Database, folder: Path) -> None:
     fill()
     archive(sqlite, folder, limit=5)
-    tracker, name, before = spark.sparkContext.statusTracker(), "few", spark.conf.get(SHUFFLES)
+    tracker, name = spark.sparkContext.statusTracker(), "few"
     spark.sparkContext.setJobGroup(name, "a report")
     try:
         assert report(spark, sqlite, lake=folder, store=False)["everything"]["ended"] == 11
@@ -116,7 +115,6 @@ def test_a_report_on_few_tasks_asks_little_of_spark(spark: SparkSession, sqlite:
         assert sum(stage.numTasks for stage in stages if stage) <= 30  # 20; over 90 where Spark reads the files
     finally:
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
-    assert spark.conf.get(SHUFFLES) == before
 
 
 @pytest.mark.slow
@@ -127,7 +125,6 @@ def test_few_and_many_have_equal_figures(spark: SparkSession, pg: Database, tmp_
     few = report(spark, pg, out=str(tmp_path / "few"), **options)
     monkeypatch.setattr(source, "MAX_FEW_BYTES", 0)
     monkeypatch.setattr(reports, "MAX_FEW_LAKE_ROWS", 0)
-    monkeypatch.setattr(reports, "FEW_ROWS_SETTINGS", {})  # Spark's own take minutes for so few rows
     many = report(spark, pg, out=str(tmp_path / "many"), **options)
     assert not (tmp_path / "few" / "report.html").exists(), "without Django there is no page"
     file = tmp_path / "few" / "report.json"
