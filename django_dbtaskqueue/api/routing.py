@@ -25,6 +25,7 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import __version__, logger
+from django_dbtaskqueue.core.columns import PRIORITIES
 from django_dbtaskqueue.core.durations import Rate
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError, UnknownQueue, near_match
 from django_dbtaskqueue.db import standby
@@ -89,8 +90,8 @@ WHOLE_LIST_KIND, TEXTS_KIND = (
 )
 ANY_KIND = FieldType({}, lambda _name, value: value)
 PRIORITY_KIND = FieldType(
-    {"type": ["integer", "null"], "minimum": -32768, "maximum": 32767},
-    lambda name, value: None if value is None else serializers.whole(name, value, low=-32768, high=32767),
+    {"type": ["integer", "null"], "minimum": PRIORITIES.least, "maximum": PRIORITIES.most},
+    lambda name, value: None if value is None else serializers.whole(name, value, PRIORITIES.least, PRIORITIES.most),
 )
 MAX_PAGE_ROWS = 500  # a larger number counts as this
 PAGE_KIND = FieldType(

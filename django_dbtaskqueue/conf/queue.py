@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.core import durations, logger, retry, unique as uniqueness
+from django_dbtaskqueue.core.columns import PRIORITIES
 from django_dbtaskqueue.core.durations import Rate, clock
 from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.core.masking import masked
@@ -127,7 +128,7 @@ QUEUE_RULES = {
     "retry": (callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
     "reenqueue": (lambda v: v is None or callable(v), 'a retry policy, or None or "manual" for none'),
     "max_attempts": (lambda v: type(v) is int and 1 <= v <= 32_767, "a whole number from 1 to 32767"),
-    "priority": (lambda v: type(v) is int and -32_768 <= v <= 32_767, "a whole number from -32768 to 32767"),
+    "priority": (lambda v: type(v) is int and PRIORITIES.least <= v <= PRIORITIES.most, PRIORITIES.words),
     "keep": (lambda v: v in ("keep", "history", "delete"), '"keep", "history" or "delete"'),
     "settle": (lambda v: v in ("batch", "each"), '"batch" or "each"'),
     "batch_size": (lambda v: type(v) is int and 1 <= v <= 5000, "a whole number from 1 to 5000"),

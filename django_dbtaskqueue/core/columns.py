@@ -5,9 +5,11 @@ Some columns have another name in the database (``queue_name``); models, searche
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from django_dbtaskqueue.core.durations import MAX_DELAY, MIN_LEASE, ZERO
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.core.unique import UniqueRule
@@ -160,6 +162,27 @@ BY_NAME = {column.name: column for column in TASK_COLUMNS}
 ENQUEUED = tuple(column for column in TASK_COLUMNS if column.enqueued)
 # Arguments of enqueue() that are not stored as they are: they set next_process_time, ready_time and expire_time.
 TIMING = {"delay": "float8", "run_at": "timestamptz", "ttl": "float8"}
+
+
+class Bounds(NamedTuple):
+    """The least and the greatest value of an argument of ``enqueue``, and what they are."""
+
+    least: Any
+    most: Any
+    words: str
+
+
+SPANS = Bounds(ZERO, MAX_DELAY, "a timedelta from zero to a hundred years")
+PRIORITIES = Bounds(-32768, 32767, "a whole number from -32768 to 32767")
+# The time zones of a first or last day lead out of what Python can say.
+FIRST_RUN, LAST_RUN = datetime(2, 1, 1, tzinfo=UTC), datetime(9001, 1, 1, tzinfo=UTC)
+BOUNDS = {
+    "delay": SPANS,
+    "ttl": SPANS,
+    "lease": Bounds(MIN_LEASE, MAX_DELAY, "a timedelta from 100 ms to a hundred years"),
+    "priority": PRIORITIES,
+    "run_at": Bounds(FIRST_RUN, LAST_RUN, "a datetime of the years 2 to 9000"),
+}
 OWN_COLUMNS = "columns"  # the argument of enqueue() for the columns that only a project's own table has
 OPTIONS = TaskOptions._fields
 COPIED = tuple(column for column in ENQUEUED if column.copied)

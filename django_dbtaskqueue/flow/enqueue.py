@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import partial
 from operator import itemgetter
@@ -19,9 +19,8 @@ from django.db.models.base import ModelState
 
 from django_dbtaskqueue.conf import overrides, settings as conf
 from django_dbtaskqueue.core import codecs, context, json as json_payload
-from django_dbtaskqueue.core.columns import ENQUEUED, OWN_COLUMNS, InsertOptions, TaskOptions
+from django_dbtaskqueue.core.columns import BOUNDS, ENQUEUED, OWN_COLUMNS, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import enqueue_hook
-from django_dbtaskqueue.core.durations import MAX_DELAY, MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
 from django_dbtaskqueue.core.sql.enqueue import RARE_COLUMNS, REPLACE, RETURNED
 from django_dbtaskqueue.core.unique import UniqueRule
@@ -225,10 +224,8 @@ def _instance(session: Session, values: Row) -> Task:
 
 
 aenqueue = asynchronous(enqueue)
-RUN_AT_YEARS = range(2, 9001)  # the time zones of a first or last day lead out of what Python can say
 MAX_KEY_LENGTH = json_payload.MAX_NAME_CHARS
 TEXT_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")
-DURATION_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "float8")
 ON_DUPLICATE = ("error", "ignore", *REPLACE)
 
 
@@ -236,29 +233,30 @@ def row_of(queue: str, task: TaskOptions, settings: conf.QueueSettings) -> Row:
     """Check what a caller says of a task; return its column values, payload and context as JSON text."""
     payload_type, plain = codecs.encode(task.payload)
     limits, ttl = conf.settings().payload_limits, task.ttl or settings.ttl
+    priority = settings.priority if task.priority is None else task.priority
+    given = {"delay": task.delay, "ttl": ttl, "lease": task.lease, "priority": priority, "run_at": task.run_at}
+    for name, value in given.items():
+        least, most, words = BOUNDS[name]
+        bare = value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
+        is_kind = isinstance(bare, type(least)) and not isinstance(bare, bool | Enum)
+        if bare is not None and not (is_kind and least <= bare <= most):
+            raise refused(name, value, f"must be {words}.")
     row: Row = {
         "payload": None if plain is None else json_payload.dumps(plain, limits=limits),
         "payload_type": payload_type,
-        "priority": settings.priority if task.priority is None else task.priority,
+        "priority": priority,
         "context": _context(task.context, limits),
         "max_attempts": settings.max_attempts,
-        "delay": None if task.delay is None else _seconds("delay", task.delay),
+        "delay": None if task.delay is None else task.delay.total_seconds(),
         "run_at": task.run_at,
         OWN_COLUMNS: placement.own_values(task.columns, settings) if task.columns else {},
-        "ttl": None if ttl is None else _seconds("ttl", ttl),
+        "ttl": ttl and ttl.total_seconds(),
+        "lease_seconds": task.lease and task.lease.total_seconds(),
     }
     if payload_type is not None and queue in codecs.expected:
         codecs.refuse_namesake(queue, payload_type, type(task.payload))
     for option, column in TEXT_COLUMNS:
         row[column] = None if (text := getattr(task, option)) is None else checked_text(option, text)
-    for option, column in DURATION_COLUMNS:
-        row[column] = None if (span := getattr(task, option)) is None else _seconds(option, span) or None
-    if task.lease and task.lease < MIN_LEASE:
-        raise refused("lease", task.lease, "must be at least 100 ms. Leave it out to have the queue's lease.")
-    if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
-        raise refused("priority", row["priority"], "must be a whole number from -32768 to 32767, lower first.")
-    if (at := row["run_at"]) is not None and not (isinstance(at, datetime) and at.year in RUN_AT_YEARS):
-        raise refused("run_at", at, f"must be a datetime of the years {RUN_AT_YEARS[0]} to {RUN_AT_YEARS[-1]}.")
     return row
 
 
@@ -287,9 +285,3 @@ def checked_text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY_LENGTH or json_payload.ODD.search(value):
         raise refused(name, value, "must be None or text of 1 to 200 characters, without NUL and lone surrogates.")
     return value
-
-
-def _seconds(name: str, value: Any) -> float:
-    if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_DELAY:
-        raise refused(name, value, "must be a timedelta from zero to a hundred years.")
-    return value.total_seconds()

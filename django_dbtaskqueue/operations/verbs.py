@@ -13,6 +13,7 @@ from django.utils.translation import gettext, gettext_lazy as _, ngettext_lazy
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
+from django_dbtaskqueue.core.columns import PRIORITIES
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import DuplicateTask, OperationRefused
 from django_dbtaskqueue.core.json import dumps, is_name, loads_exactly, whole_number
@@ -85,8 +86,8 @@ def positive_length(given: object) -> timedelta:
 
 def _priority(given: object) -> int:
     number = None if isinstance(given, bool) else whole_number(str(given).strip())
-    if number is None or not -32768 <= number <= 32767:
-        raise ValueError(f"{given!r:.50} must be a whole number from -32768 to 32767")
+    if number is None or not PRIORITIES.least <= number <= PRIORITIES.most:
+        raise ValueError(f"{given!r:.50} must be {PRIORITIES.words}")
     return number
 
 

@@ -33,10 +33,10 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import overridden_settings
 from django_dbtaskqueue.conf.queue import stored
 from django_dbtaskqueue.core.columns import PutOptions
-from django_dbtaskqueue.core.durations import MAX_DELAY, clock
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Complete, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.core.outcomes import Complete, Outcome, Poison, Reenqueue, check_delay
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING, Status, sources
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for, only_alias
 from django_dbtaskqueue.flow import move, usage
@@ -110,7 +110,9 @@ class QueueHandle:
         Inside a transaction the lease is rolled back with it, and a thread does not wait for its turn, because it may
         hold locks. It does not wait at all where no new row can become visible: on SQLite, or above READ COMMITTED.
         """
-        return self._block(self._poll, None if timeout is None else _checked("timeout", timeout), group)
+        if timeout is not None:
+            check_delay("take(timeout", timeout)
+        return self._block(self._poll, timeout, group)
 
     def wait(self, timeout: timedelta, *, group: str | None = None) -> bool:
         """Wait until a task can be taken; False when none could within ``timeout``. Nothing is taken or changed.
@@ -118,10 +120,12 @@ class QueueHandle:
         Another consumer may take the task first. Threads are woken as those in ``take``. ``group``: as there.
         """
 
+        check_delay("wait(timeout", timeout)
+
         def find(aliases: tuple[str, ...], group: str | None) -> str | None:
             return next((one for one in aliases if leases.is_ready(self.name, one, tags=self.tags, group=group)), None)
 
-        return self._block(find, _checked("timeout", timeout) or None, group, takes=False) is not None
+        return self._block(find, timeout or None, group, takes=False) is not None
 
     def ack(self, task: Lease | str, result: Any = None) -> None:
         """Settle as COMPLETED, or as the queue's ``keep`` setting says. Raises ``LeaseLost``."""
@@ -133,14 +137,15 @@ class QueueHandle:
         Raises ``LeaseLost``.
         """
         if delay is not None:
-            return self._settle(task, Reenqueue(_checked("delay", delay)))
+            return self._settle(task, Reenqueue(delay))
         lease = self._held(task)
         lease.touched = True
         self._port(lease).release(lease)
 
     def touch(self, task: Lease | str, delta: timedelta) -> None:
         """Extend the lease, and the task's time to live, by ``delta``; ``ValueError`` if negative, or ``LeaseLost``."""
-        if _checked("delta", delta):
+        check_delay("touch(delta", delta)
+        if delta:
             lease = self._held(task)
             self._port(lease).touch(lease, delta)
 
@@ -369,14 +374,6 @@ class QueueHandle:
 def _instance(pid: int) -> str:
     """Return the instance name under which this process takes tasks; a fork gets another one."""
     return f"{socket.gethostname()}:{pid}:pull-{uuid4().hex[:12]}"[-200:]
-
-
-def _checked(name: str, value: Any) -> timedelta:
-    if not isinstance(value, timedelta):
-        raise TypeError(f"{name}={value!r} must be a timedelta, e.g. timedelta(seconds=30).")
-    if not timedelta(0) <= value <= MAX_DELAY:
-        raise ValueError(f"{name}={value!r} must not be negative, or longer than a hundred years.")
-    return value
 
 
 def _sees_news(alias: str) -> bool:

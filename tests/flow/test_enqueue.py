@@ -282,7 +282,7 @@ def test_a_bad_argument_is_named() -> None:
         ({"context": {"a": math.nan}}, "context.a"),
         ({"on_parent_failure": "x"}, "on_parent_failure='x' must be one of 'hold'"),
         ({"on_duplicate": "merge"}, "on_duplicate='merge' must be one of 'error', 'ignore', 'replace'"),
-        ({"lease": timedelta(milliseconds=1)}, "at least 100 ms"),
+        ({"lease": timedelta(milliseconds=1)}, "from 100 ms"),
         ({"timeout": 5}, "timeout=5 must be None or a timedelta"),
     ]:
         with pytest.raises(EnqueueError, match=re.escape(words)):

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -23,8 +23,7 @@ from pyspark.sql import DataFrame, types
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
-from django_dbtaskqueue.core.durations import MAX_DELAY, MIN_LEASE
+from django_dbtaskqueue.core.columns import BOUNDS, BY_NAME, ENQUEUED, TIMING, Bounds
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PayloadError, PipelineError, TaskQueueError, near_match
 from django_dbtaskqueue.core.masking import Rules as MaskRules, current_rules, masked_text
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
@@ -46,14 +45,7 @@ STAGED_TEXTS = tuple(column.argument for column in GIVEN if column.type == "text
 JSONS = tuple(column.argument for column in GIVEN if column.type == "jsonb")
 STAGED_DURATIONS = (*(column.argument for column in GIVEN if column.type == "float8"), "delay", "ttl")
 WHOLE = ("priority", "max_attempts")
-# Of each column with an order: its least and its greatest value, and what they are
-BOUNDS: dict[str, tuple[object, object, str]] = {
-    **dict.fromkeys(STAGED_DURATIONS, (timedelta(0), MAX_DELAY, "between zero and a hundred years")),
-    "lease": (MIN_LEASE, MAX_DELAY, "between 100 ms and a hundred years"),
-    "priority": (-32768, 32767, "a whole number from -32768 to 32767"),
-    "max_attempts": (1, 2**31 - 1, "a whole number from 1 to 2147483647"),
-    "run_at": (datetime(2, 1, 1, tzinfo=UTC), datetime(9000, 12, 31, tzinfo=UTC), "a time of the years 2 to 9000"),
-}
+STAGED_BOUNDS = BOUNDS | {"max_attempts": Bounds(1, 2**31 - 1, "a whole number from 1 to 2147483647")}
 DURATION_REMEDY = "make_dt_interval(secs=col), or lit(timedelta(minutes=5))"
 # Column -> (the types it may have, how to make one)
 ACCEPTED: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
@@ -157,9 +149,9 @@ def _faults(name: str, column: pa.Array, rules: Rules) -> Iterable[tuple[int, st
         return [(row, reason) for row, reason in reasons if reason]
     if name in STAGED_TEXTS:
         return _text_faults(name, column, rules)
-    least, most, kind = BOUNDS[name]
+    least, most, words = STAGED_BOUNDS[name]
     bad = pc.or_(pc.less(column, pa.scalar(least, column.type)), pc.greater(column, pa.scalar(most, column.type)))
-    return _said(bad, lambda row: f"{_preview(column, row)} is not {kind}")
+    return _said(bad, lambda row: f"{_preview(column, row)} is not {words}")
 
 
 def _said(bad: pa.Array, reason: Callable[[int], str]) -> list[tuple[int, str]]:

@@ -205,8 +205,8 @@ bad,1,2,3,4
 REASONS = [
     (3, "priority", "high", "priority: 'high' is not a whole number"),
     (4, "run_at", "31.12.2030", "run_at: '31.12.2030' is not a time"),
-    (5, "run_at", "12000-01-01", "is not a time of the years 2 to 9000"),
-    (6, "run_at", "-0044-03-15", "is not a time of the years 2 to 9000"),
+    (5, "run_at", "12000-01-01", "is not a datetime of the years 2 to 9000"),
+    (6, "run_at", "-0044-03-15", "is not a datetime of the years 2 to 9000"),
     (7, "delay", "soon", "delay: 'soon' is not a number of seconds"),
     (8, "priority", "99999", "is not a whole number from -32768 to 32767"),
     (9, "priority", "1.5", "priority: '1.5' is not a whole number"),
