@@ -129,6 +129,15 @@ class Evidence:
         return dict(sorted(ends, key=itemgetter(1), reverse=True))
 
     @cached_property
+    def held(self) -> dict[int, list[float]]:
+        """When a task began to hold the interpreter of a process, by its number."""
+        found: dict[int, list[float]] = defaultdict(list)
+        for event in self.of("start"):
+            if str(event.values["reference"]).startswith("hold-"):
+                found[event.pid].append(event.clock)
+        return found
+
+    @cached_property
     def by_task(self) -> dict[int, list[Change]]:
         found: dict[int, list[Change]] = defaultdict(list)
         for change in self.history:
@@ -346,7 +355,8 @@ def own_result(evidence: Evidence) -> Iterator[str]:
 def stale_start(evidence: Evidence) -> Iterator[str]:
     """A task that waited in memory until its lease ran out, and that another poller took, is not started.
 
-    A process that is stopped may have looked at a lease just before: one task, or a batch, for each stop.
+    A process that is stopped, or whose interpreter a task holds, may have looked at a lease just before: one task, or a
+    batch, for each time.
     """
     met = set[tuple[int, float]]()
     for change in evidence.history:
@@ -355,7 +365,7 @@ def stale_start(evidence: Evidence) -> Iterator[str]:
             continue
         if change.is_checkout and start is not None and start.clock > change.clock + START_S:
             late = start.clock - change.clock
-            times = evidence.stopped.get(start.pid, ())
+            times = (*evidence.stopped.get(start.pid, ()), *evidence.held[start.pid])
             stops = {(start.pid, at) for at in times if at < change.clock and start.clock < at + 2 * LEASE_S} - met
             if stops:
                 met |= {min(stops)} if change.queue != "batched" else set()

@@ -28,12 +28,13 @@ class Ledger:
         self._opening = threading.Lock()
 
     def write(self, kind: str, **values: Any) -> None:
+        now = time.monotonic()
         with self._opening:
             if self._pid != os.getpid():
                 file = self._folder / f"{os.getpid()}.jsonl"
                 self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
                 self._pid = os.getpid()
-        line = json.dumps([kind, time.monotonic(), self._pid, values], separators=(",", ":"))
+        line = json.dumps([kind, now, self._pid, values], separators=(",", ":"))
         os.write(self._file, f"{line}\n".encode())
 
 

@@ -41,7 +41,7 @@ IN_GROUP.append(change(3, "CREATED", "PROCESSING", **GROUPED, **SECOND))
 OUTAGE = [(1, 1, "django.db.utils.OperationalError")]
 DIED = [(1, 1, "django_dbtaskqueue.core.exceptions.ProcessDied")]
 LATE = change(3, "PROCESSING", "PROCESSING", 1, clock=2.4)
-TWICE = [START, event("start", 3.0, task=2, fence=1)]
+TWICE = [START, event("start", 3.0, task=2, fence=1, reference="ok-t-1")]
 AGAIN = [START, event("start", 9.0, task=1, fence=2), event("end", 9.5, task=1, fence=2)]
 MIB = 2**20
 SMALL = Needs(0.0, PID, "alone", 50 * MIB, 5, 20)
@@ -196,6 +196,8 @@ def test_what_is_fine_is_no_violation() -> None:
     again = [*GOOD.events, event("start", 6.0, task=1, fence=1, reference="ok-t-0"), event("end", 6.5, task=1, fence=1)]
     assert not check(replace(GOOD, events=again))["stale write accepted"]
     assert not check(replace(GOOD, history=[*GOOD.history, LATE], stopped={PID: [1.0]}))["started after its lease"]
+    events = [*GOOD.events, event("start", 1.0, task=9, fence=1, reference="hold-t-9")]
+    assert not check(replace(GOOD, history=[*GOOD.history, LATE], events=events))["started after its lease"]
     # A checkout that was taken back, of a task whose lease had run out before.
     back = change(3, "PROCESSING", "PROCESSING", 2, new_fence=2, new_attempt=1)
     broken = check(replace(GOOD, history=[ENQUEUED, TAKEN, back], events=[]))
