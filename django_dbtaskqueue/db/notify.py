@@ -34,8 +34,8 @@ CHANNEL = "dbtaskqueue"
 LEASES_LOST = "lost "  # before the queue's name: leases of it were ended. No name has a blank, so old pollers ignore it
 TASK_ENDED = "ended "  # before the id of a task that ended and that something waits for. No queue has such a name
 NOTIFY_INTERVAL_S = 0.005  # between two NOTIFYs
-NOTIFY_PAUSE_FACTOR = 40  # pause on average 40 times as long as a NOTIFY takes: a busy machine sends fewer
-MAX_SAVED_PAUSE_S = 0.2  # quiet times count as pauses up to this much, so that one slow NOTIFY delays no other
+NOTIFY_PAUSE_FACTOR = 40  # while more come, pause 40 times as long as a NOTIFY takes: a busy machine sends fewer
+MAX_SAVED_PAUSE_S = 0.2  # quiet times count as pauses up to this much
 MAX_NOTIFY_PAUSE_S = 0.1  # however slow a NOTIFY is
 NOTIFIER_LINGER_S = 1.0, 60.0  # the notifier keeps its idle connection for CONN_MAX_AGE, within these limits
 FLUSH_TIMEOUT_S = 2.0  # a process waits at its end at most this long for its last wake-up
@@ -163,7 +163,10 @@ class Notifier:
                 _close(session)
                 idle = None
             owed += NOTIFY_PAUSE_FACTOR * (clock.monotonic() - begun)
-            clock.wait(threading.Event(), min(max(owed, NOTIFY_INTERVAL_S), MAX_NOTIFY_PAUSE_S))
+            clock.wait(threading.Event(), NOTIFY_INTERVAL_S)
+            if not self._pending:  # they come seldom: a slow NOTIFY, or an answer that was read late, delays no other
+                owed = min(owed, 0.0)
+            clock.wait(threading.Event(), min(owed, MAX_NOTIFY_PAUSE_S) - NOTIFY_INTERVAL_S)
 
     def _connected(self, session: Session, deadline: liveness.Deadline) -> _IdleConnection | None:
         """Connect before there is a NOTIFY to pay for; return how others may use the connection."""

@@ -174,15 +174,6 @@ def test_a_test_database_is_left_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     until(lambda: sender._thread is None)
 
 
-def test_on_a_slow_server_the_last_task_is_told_of(monkeypatch: pytest.MonkeyPatch, recorder: WakeupRecorder) -> None:
-    monkeypatch.setattr(notify, "NOTIFY_PAUSE_FACTOR", 10**6)
-    for _ in range(50):
-        enqueue("parcels")
-    assert set(recorder.hear(1) + recorder.rest()) == {"parcels"}
-    enqueue("letters")
-    assert "letters" in recorder.hear(1)
-
-
 def test_a_listener_that_raises_is_not_the_caller_s_trouble(alias: str) -> None:
     def broken(queue: str) -> None:
         raise RuntimeError("broken listener")
@@ -291,6 +282,14 @@ def test_what_comes_meanwhile_is_sent_afterwards(site: str, idle_notifier: notif
         for queue in ("letters", "parcels", "letters"):
             idle_notifier.notify(queue)
         assert sorted(recorder.hear(3)) == ["letters", "letters", "parcels"]
+
+
+def test_only_one_that_another_follows_waits(idle_notifier: notify.Notifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MAX_SAVED_PAUSE_S": 0, "NOTIFY_PAUSE_FACTOR": 10**6, "MAX_NOTIFY_PAUSE_S": 10**6}.items():
+        monkeypatch.setattr(notify, name, value)
+    for _ in range(3):
+        idle_notifier.notify("letters")
+        until(lambda: idle_notifier._idle is not None)
 
 
 def test_a_connection_that_died_while_it_was_idle_loses_no_wake_up(site: str, idle_notifier: notify.Notifier) -> None:
