@@ -3,6 +3,7 @@
 import os
 import statistics
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -77,8 +78,25 @@ def many(tasks: str, *, referenced: bool = True, on_duplicate: str = "error") ->
     return timed(lambda: enqueued(int(tasks))) | {"memory": memory(os.getpid(), "VmHWM")}
 
 
+def paced(queue: str, number: str, every: str, closes: str = "") -> Figures:
+    """One task after another; return when each was committed, by its id. Its payload says when it was called for."""
+    from django.db import connections
+
+    from django_dbtaskqueue import enqueue
+
+    committed, first, pause = {}, monotonic(), threading.Event()
+    for index in range(int(number)):
+        pause.wait(max(0.0, first + index * float(every) - monotonic()))
+        task = enqueue(queue, payload=monotonic())
+        committed[str(task.pk)] = monotonic()
+        if closes:  # as a view does with CONN_MAX_AGE=0
+            connections.close_all()
+    return committed
+
+
 WAYS: dict[str, Callable[..., Figures]] = {"single": single, "create": create, "view": view, "many": many}
 WAYS |= {"many-ignore": partial(many, on_duplicate="ignore"), "many-plain": partial(many, referenced=False)}
+WAYS["paced"] = paced
 
 if __name__ == "__main__":
     django.setup()

@@ -1,7 +1,7 @@
 """The yardstick: loops on psycopg without a library. ``python -m tests.benchmarks.raw WAY [ARGUMENT ...]``.
 
 ``drain LOOP N`` checks out and settles N rows at a time. ``each`` settles one row per commit, in four threads;
-``insert`` also inserts a row in that transaction. ``enqueue`` inserts a row per commit; ``listen`` waits for NOTIFY.
+``insert`` also inserts a row in that transaction. ``enqueue`` inserts a row per commit.
 
 SIMPLE is the simplest loop: a narrow table, its primary key, and one partial index that a checkout leaves. Measured in
 turns on PostgreSQL 18, PostgreSQL's CPU in µs a task, 500 rows per batch:
@@ -78,9 +78,6 @@ SAME = Loop(
 LOOPS = {"simple": SIMPLE, "bare": BARE, "same": SAME}
 INSERT = "INSERT INTO auth_group (name) VALUES (%s)"  # what ``Group.objects.create`` executes
 ENQUEUE = """INSERT INTO raw_simple (payload) VALUES ('{"number": 1}')"""
-PUT = f"WITH task AS ({ENQUEUE}) SELECT pg_notify('raw_simple', '')"
-STOP = "INSERT INTO raw_simple (payload) VALUES (NULL)"
-SETTLE_AT = "UPDATE raw_simple SET status = 2, payload = to_jsonb(%s::float8) WHERE id = %s"
 THREADS = 4  # as many as a poller has by default
 
 
@@ -140,22 +137,7 @@ def enqueue() -> int:
     return done
 
 
-def listen() -> int:
-    """Take and settle what NOTIFY announces until a task without a payload comes; store when each was started."""
-    done = 0
-    with connect() as connection, connect() as listener:
-        cursor = connection.cursor()
-        listener.execute("LISTEN raw_simple")
-        for _ in listener.notifies():
-            for task_id, payload in cursor.execute(SIMPLE.checkout, [100]).fetchall():
-                if payload is None:
-                    return done
-                cursor.execute(SETTLE_AT, [monotonic(), task_id])
-                done += 1
-    return done
-
-
-WAYS: dict[str, Callable[..., int]] = {"drain": drain, "each": each, "enqueue": enqueue, "listen": listen}
+WAYS: dict[str, Callable[..., int]] = {"drain": drain, "each": each, "enqueue": enqueue}
 WAYS["insert"] = partial(each, insert=True)
 
 if __name__ == "__main__":

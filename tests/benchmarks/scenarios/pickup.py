@@ -1,6 +1,7 @@
 """How soon a task is started: by an idle poller, and while an old snapshot keeps PostgreSQL from clearing away.
 
-From the return of ``enqueue``, after its commit, to the processor's begin. A report that runs for hours has a snapshot.
+From the return of ``enqueue``, after its commit, in another process to the processor's begin. A report that runs for
+hours has a snapshot.
 """
 
 import statistics
@@ -10,19 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
-from time import monotonic
+from typing import Any
 
-from tests.benchmarks import raw
-from tests.benchmarks.children import Worker, python
-from tests.benchmarks.drains import TABLE, Around, Drain, empty, raw_table, running
+from tests.benchmarks.children import Figures, Worker, python, together
+from tests.benchmarks.drains import TABLE, Around, Drain, empty, running
 from tests.benchmarks.measure import Reading, Scenario, Target
 from tests.benchmarks.server import Server, Span
 from tests.patience import until
 
-QUEUE, WARM_UP, EVERY = "pick-up", 10, 0.05
-LISTENING = "SELECT 1 FROM pg_stat_activity WHERE query = 'LISTEN raw_simple' AND state = 'idle'"
-STARTED = "SELECT payload::float8 FROM raw_simple WHERE payload IS NOT NULL ORDER BY id"
-RAW, OURS, DEAF = "simplest loop, 20/s", "ours, 20/s", "ours, NOTIFY lost"
+QUEUE, EVERY = "pick-up", 0.05
+OURS, DEAF = "ours, 20/s", "ours, NOTIFY lost"
+FIRSTS, CLOSING = "ours, first ten of a new process", "ours, first ten, CONN_MAX_AGE=0"
+EIGHT = "ours, eight new processes, 20/s each"
 CHURN = 200_000
 # Three ways to come to stand behind the bound: a late commit, a priority nobody had, a lease that ran out.
 LATE = f"""
@@ -44,45 +44,21 @@ WHERE reference_number LIKE 'behind-%%' AND start_time >= create_time
 LEFT = f"SELECT 1 FROM {TABLE} WHERE reference_number LIKE 'behind-%' AND status <> 'COMPLETED' LIMIT 1"
 
 
-def paced(number: int, every: float) -> Iterator[int]:
-    first, pause = monotonic(), threading.Event()
-    for index in range(number):
-        pause.wait(max(0.0, first + index * every - monotonic()))
-        yield index
-
-
-def pick_ups(server: Server, number: int, every: float = EVERY) -> Reading:
-    """Enqueue into an idle poller's queue, one task each ``every`` seconds."""
-    from django_dbtaskqueue import enqueue
+def pick_ups(
+    server: Server, number: int, *how: object, processes: int = 1, times: int = 1, taskqueue: str = "{}"
+) -> Reading:
+    """Processes that have just started enqueue into an idle poller's queue, so many at once, and so many times."""
     from django_dbtaskqueue.models import Task
 
-    times = {}
-    with server.span() as span:
-        for index in paced(number, every):
-            began = monotonic()
-            task = enqueue(QUEUE, payload={"number": index})
-            times[task.pk] = began, monotonic()
-        done = Task.objects.filter(pk__in=times, status="COMPLETED")
-        until(lambda: done.count() == number)
-    return _reading([(*times[pk], result["started"]) for pk, result in done.values_list("pk", "result")], span)
-
-
-def raw_pick_ups(server: Server, number: int) -> Reading:
-    """The same with the simplest loop, which listens; its NOTIFY goes with the commit."""
-    raw_table(server, raw.SIMPLE)
-    worker, times = Worker(*python("raw", "listen")), []
-    worker.go()
-    with server.connect() as connection, server.span() as span:
-        until(lambda: connection.execute(LISTENING).fetchone())
-        for _ in paced(number, EVERY):
-            began = monotonic()
-            connection.execute(raw.PUT, prepare=True)
-            times.append((began, monotonic()))
-        connection.execute(raw.STOP)
-        connection.execute("NOTIFY raw_simple")
-        worker.result()
-        found = connection.execute(STARTED).fetchall()
-    return _reading([(*time, started) for time, (started,) in zip(times, found, strict=True)], span)
+    command, committed = python("producer", "paced", QUEUE, *map(str, (number, *(how or [EVERY])))), Figures()
+    with running(1, "--queue", QUEUE, env={"BENCHMARK_TASKQUEUE": taskqueue}), server.span() as span:
+        for _ in range(times):
+            for one in together(*(Worker(*command) for _ in range(processes))):
+                committed |= one
+        done = Task.objects.filter(pk__in=committed, status="COMPLETED")
+        until(lambda: done.count() == len(committed))
+    rows = done.values_list("pk", "payload", "result")
+    return _reading([(called, committed[str(pk)], result["started"]) for pk, called, result in rows], span)
 
 
 def _reading(times: Sequence[tuple[float, float, float]], span: Span) -> Reading:
@@ -94,29 +70,27 @@ def _reading(times: Sequence[tuple[float, float, float]], span: Span) -> Reading
     return {**ours, "ms p50 from the call": from_call, **span.noise}
 
 
-def warm_pick_ups(server: Server, number: int, every: float = EVERY, taskqueue: str = "{}") -> Reading:
-    """The same with a poller of its own, after some that do not count."""
-    with running(1, "--queue", QUEUE, env={"BENCHMARK_TASKQUEUE": taskqueue}):
-        pick_ups(server, WARM_UP)
-        return pick_ups(server, number, every)
-
-
 def pickup(server: Server, size: float) -> Scenario:
-    number = max(40, int(400 * size))
+    number, turns = max(40, int(400 * size)), max(2, int(20 * size))
 
-    def idle(number: int, *options: object) -> Reading:
+    def idle(number: int, *how: object, **more: Any) -> Reading:
         empty(server)
         server.calm(TABLE)
-        return warm_pick_ups(server, number, *options)
+        return pick_ups(server, number, *how, **more)
 
     cases = {
-        RAW: lambda: raw_pick_ups(server, number),
         OURS: lambda: idle(number),
-        DEAF: lambda: idle(max(8, int(20 * size)), 0.73, '{"NOTIFY": false}'),
+        DEAF: lambda: idle(max(8, turns), 0.73, taskqueue='{"NOTIFY": false}'),
+        FIRSTS: lambda: idle(10, times=turns),
+        CLOSING: lambda: idle(10, EVERY, "closes", times=turns),
+        "ours, after 1 s of silence": lambda: idle(2 * turns, 1.05),
+        "ours, after 60 s of silence": lambda: idle(2, 60),
+        EIGHT: lambda: idle(number // 8, processes=8),
     }
     targets = [
         Target("pick-up p50 ≤ 1.2 ms", OURS, "ms p50", 1.2, most=True),
         Target("pick-up p99 ≤ 4 ms", OURS, "ms p99", 4, most=True),
+        *(Target(f"{one}: p99 ≤ 4 ms", one, "ms p99", 4, most=True) for one in (FIRSTS, CLOSING, EIGHT)),
         Target("NOTIFY lost: one poll interval (1 s, and a fifth for jitter)", DEAF, "ms most", 1250, most=True),
     ]
     return Scenario("pickup", "Pick-up by an idle poller", cases, targets)
@@ -150,7 +124,7 @@ def pinned(server: Server, size: float) -> Scenario:
         with around(server):
             churned(server, churn)
             server.calm(TABLE)
-            return warm_pick_ups(server, picks)
+            return pick_ups(server, picks)
 
     def behind(around: Around) -> Reading:
         """While a drain goes on, put tasks where it has passed; return how long they waited."""
