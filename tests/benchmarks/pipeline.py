@@ -12,8 +12,8 @@ publish, delete what is unchanged, close. A first, small archive is done before.
 queues and two days, one in fifty with a failed attempt on record. Below stands how long each step took.
 
 ``report``: how long a whole report takes over a lake, with its page, its JSON and its tables, with 2 GiB for the
-driver. The lake is an archive of ten queues, ninety days, one in fifty tasks in ERROR, one in ten taken twice. The
-first report sums up each day; with ``--runs 2`` the second one reads these summaries.
+driver. The lake is written first, as archives of ninety days leave it: ten queues, one in fifty tasks in ERROR, one in
+ten taken twice. The first report sums up each day; the second one reads these summaries; then comes one day more.
 
 ``cluster``: a poller with ``--executor spark`` and processors that keep a core busy, on a standalone cluster of one
 worker and of two, each with a core of this machine, which also carries Spark's driver, its daemons, the poller and
@@ -28,18 +28,23 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import product
 from pathlib import Path
 from time import perf_counter
 
+import numpy
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, Lake
 from django_dbtaskqueue.pipeline.lake.archive_jobs import Archive
+from django_dbtaskqueue.pipeline.lake.export import Export
 from django_dbtaskqueue.pipeline.reports.report import Report
-from django_dbtaskqueue.pipeline.source import open_snapshot, read_tasks, write_tasks
+from django_dbtaskqueue.pipeline.source import arrow_schema, open_snapshot, read_tasks, write_tasks
 from django_dbtaskqueue.pipeline.spark import spark_session
 from tests.benchmarks.children import manage
 from tests.benchmarks.report import table
@@ -47,16 +52,16 @@ from tests.benchmarks.server import REPOSITORY, Server, serving
 from tests.contrib.clusters import SETTINGS, Cluster
 
 JAR = Path("/usr/share/java/postgresql.jar")
-# Finished tasks as so many queues leave them on so many days, with payloads of some 150 bytes.
+# Finished tasks as five queues leave them on two days, with payloads of some 150 bytes.
 FILL = """
 INSERT INTO dbtaskqueue_task (queue_name, reference_number, status, final_status, attempt, total_attempt, payload,
     result, poller_instance, ready_time, create_time, start_time, finish_time)
-SELECT 'queue' || i %% %(queues)s, md5(i::text), status, status, 1, CASE WHEN random() < 0.1 THEN 2 ELSE 1 END,
+SELECT 'queue' || i %% 5, md5(i::text), status, status, 1, CASE WHEN random() < 0.1 THEN 2 ELSE 1 END,
     jsonb_build_object('flight', i, 'origin', 'JFK', 'destination', 'SFO', 'text', md5(i::text) || md5(i::text)),
     jsonb_build_object('delay', i %% 100), 'host-1', NULL, started + ln(1 - random()) * interval '20 s', started,
     started - ln(1 - random()) * interval '2 s'
 FROM generate_series(1, %(rows)s) AS i, LATERAL (SELECT
-    now() - interval '1 minute' - i %% %(days)s * interval '1 day' AS started,
+    now() - interval '1 minute' - i %% 2 * interval '1 day' AS started,
     CASE WHEN random() < 0.02 THEN 'ERROR' ELSE 'COMPLETED' END AS status) AS x
 """
 ATTEMPTS = """
@@ -83,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pipeline", description=__doc__)
     parser.add_argument("what", choices=["source", "archive", "report", "cluster"])
     parser.add_argument("--rows", type=int, default=1_000_000, help="Tasks (%(default)s).")
-    parser.add_argument("--runs", type=int, default=3, help="Readings of each way of a source; reports (%(default)s).")
+    parser.add_argument("--runs", type=int, default=3, help="Readings of each way of a source (%(default)s).")
     options = parser.parse_args()
     if options.what == "source" and not JAR.exists():
         parser.error(f"no JDBC driver at {JAR}: apt-get install libpostgresql-jdbc-java")
@@ -100,12 +105,12 @@ def main() -> None:
             archive(server, spark, 2000)
             archive(server, spark, options.rows)
         else:
-            archive(server, spark, options.rows, options.runs, queues=10, days=90)
+            report(spark, options.rows // 90)
 
 
-def filled(server: Server, rows: int, queues: int = 5, days: int = 2) -> Database:
+def filled(server: Server, rows: int) -> Database:
     server.run("TRUNCATE dbtaskqueue_task, dbtaskqueue_attempt RESTART IDENTITY")
-    server.run(FILL, {"rows": rows, "queues": queues, "days": days})
+    server.run(FILL, {"rows": rows})
     server.calm("dbtaskqueue_task")
     return Database.from_url(server.url)
 
@@ -188,8 +193,8 @@ def on_cluster(server: Server, workers: int, tasks: int) -> float:
     return rate
 
 
-def archive(server: Server, spark: SparkSession, rows: int, reports: int = 0, **spread: int) -> None:
-    database, steps = filled(server, rows, **spread), dict[str, float]()  # when each began
+def archive(server: Server, spark: SparkSession, rows: int) -> None:
+    database, steps = filled(server, rows), dict[str, float]()  # when each began
     server.run(ATTEMPTS)
     server.calm("dbtaskqueue_task", "dbtaskqueue_attempt")
     with tempfile.TemporaryDirectory() as folder:
@@ -200,10 +205,36 @@ def archive(server: Server, spark: SparkSession, rows: int, reports: int = 0, **
         assert done["tasks"] == rows, done
         print(f"{rows:,} tasks in {seconds:.1f} s: {rows / seconds:,.0f} tasks/s")
         print("  begins after: " + ", ".join(f"{step} {at - began:.1f} s" for step, at in steps.items()), flush=True)
-        for number in range(reports):
-            began = perf_counter()
-            said = Report().run(Report.context(spark=spark, lake=lake, out=Path(folder) / f"out-{number}"))["summary"]
-            print(f"report in {perf_counter() - began:.1f} s: {said}", flush=True)
+
+
+def report(spark: SparkSession, a_day: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.at(Path(folder) / "lake", create=True)
+        for number in range(91):
+            archived_day(lake, number, a_day)
+            for _ in range({89: 2, 90: 1}.get(number, 0)):
+                began = perf_counter()
+                said = Report().run(Report.context(spark=spark, lake=lake.root, out=Path(folder) / "out"))["summary"]
+                print(f"report in {perf_counter() - began:.1f} s: {said}", flush=True)
+
+
+def archived_day(lake: Lake, number: int, tasks: int) -> None:
+    """Write what an archive of one day would: tasks of some 150 bytes, and the attempts of those that failed."""
+    chance, day = numpy.random.default_rng(number), datetime(2026, 8, 1, tzinfo=UTC) + timedelta(days=number)
+    ids, ended = numpy.arange(tasks) + number * tasks, chance.integers(0, 86_400_000_000, tasks)
+    begun = (ended := ended + int(day.timestamp() * 1e6)) - chance.exponential(2e6, tasks).astype(int)
+    noise, failed = pa.array(chance.integers(10**17, 10**18, tasks)).cast("string"), chance.random(tasks) < 0.02
+    text = pc.binary_join_element_wise('{"flight": "', *[noise] * 5, '"}', "")
+    rows = {"id": ids, "task_id": ids, "reference_number": noise, "payload": text, "attempt": numpy.ones(tasks)}
+    rows |= {"location": ["dbtaskqueue.task"] * tasks, "queue_name": [f"queue{one}" for one in ids % 10]}
+    rows |= {"create_time": begun - chance.exponential(20e6, tasks).astype(int), "start_time": begun}
+    rows |= {"finish_time": ended, "total_attempt": 1 + (chance.random(tasks) < 0.1)}
+    rows |= {"status": numpy.where(failed, "ERROR", "COMPLETED"), "error_type": ["ValueError"] * tasks}
+    for name, chosen in (("attempts", failed), ("tasks", failed | True)):
+        schema, once = arrow_schema(one for one in LAKE_SCHEMAS[name] if one.name != PARTITION), (f"{number:032x}", 1)
+        columns = [pa.array(rows.get(one.name, [None] * tasks)).cast(one.type) for one in schema]
+        written = pa.table(columns, schema=schema).filter(chosen)
+        lake.commit(name, [Export(lake, once[0]).write_day(name, str(day.date()), written, "0")], once=once)
 
 
 if __name__ == "__main__":

@@ -129,13 +129,9 @@ class Evidence:
         return dict(sorted(ends, key=itemgetter(1), reverse=True))
 
     @cached_property
-    def held(self) -> dict[int, list[float]]:
-        """When a task began to hold the interpreter of a process, by its number."""
-        found: dict[int, list[float]] = defaultdict(list)
-        for event in self.of("start"):
-            if str(event.values["reference"]).startswith("hold-"):
-                found[event.pid].append(event.clock)
-        return found
+    def held(self) -> list[tuple[int, float]]:
+        """Of each task that held the interpreter of a process: the process, and when it began."""
+        return [(one.pid, one.clock) for one in self.of("start") if str(one.values["reference"]).startswith("hold-")]
 
     @cached_property
     def by_task(self) -> dict[int, list[Change]]:
@@ -365,7 +361,7 @@ def stale_start(evidence: Evidence) -> Iterator[str]:
             continue
         if change.is_checkout and start is not None and start.clock > change.clock + START_S:
             late = start.clock - change.clock
-            times = (*evidence.stopped.get(start.pid, ()), *evidence.held[start.pid])
+            times = [*evidence.stopped.get(start.pid, ()), *(at for pid, at in evidence.held if pid == start.pid)]
             stops = {(start.pid, at) for at in times if at < change.clock and start.clock < at + 2 * LEASE_S} - met
             if stops:
                 met |= {min(stops)} if change.queue != "batched" else set()

@@ -21,8 +21,7 @@ from tests.patience import until
 
 QUEUE, EVERY = "pick-up", 0.05
 OURS, DEAF = "ours, 20/s", "ours, NOTIFY lost"
-FIRSTS, CLOSING = "ours, first ten of a new process", "ours, first ten, CONN_MAX_AGE=0"
-EIGHT = "ours, eight new processes, 20/s each"
+FIRSTS, CLOSING, EIGHT = "ours, first ten of a new process", "the same, CONN_MAX_AGE=0", "ours, eight new ones, 20/s"
 CHURN = 200_000
 # Three ways to come to stand behind the bound: a late commit, a priority nobody had, a lease that ran out.
 LATE = f"""
@@ -44,14 +43,13 @@ WHERE reference_number LIKE 'behind-%%' AND start_time >= create_time
 LEFT = f"SELECT 1 FROM {TABLE} WHERE reference_number LIKE 'behind-%' AND status <> 'COMPLETED' LIMIT 1"
 
 
-def pick_ups(
-    server: Server, number: int, *how: object, processes: int = 1, times: int = 1, taskqueue: str = "{}"
-) -> Reading:
+def pick_ups(server: Server, number: int, *how: object, processes: int = 1, times: int = 1, own: str = "{}") -> Reading:
     """Processes that have just started enqueue into an idle poller's queue, so many at once, and so many times."""
     from django_dbtaskqueue.models import Task
 
+    server.calm(TABLE)
     command, committed = python("producer", "paced", QUEUE, *map(str, (number, *(how or [EVERY])))), Figures()
-    with running(1, "--queue", QUEUE, env={"BENCHMARK_TASKQUEUE": taskqueue}), server.span() as span:
+    with running(1, "--queue", QUEUE, env={"BENCHMARK_TASKQUEUE": own}), server.span() as span:
         for _ in range(times):
             for one in together(*(Worker(*command) for _ in range(processes))):
                 committed |= one
@@ -75,12 +73,11 @@ def pickup(server: Server, size: float) -> Scenario:
 
     def idle(number: int, *how: object, **more: Any) -> Reading:
         empty(server)
-        server.calm(TABLE)
         return pick_ups(server, number, *how, **more)
 
     cases = {
         OURS: lambda: idle(number),
-        DEAF: lambda: idle(max(8, turns), 0.73, taskqueue='{"NOTIFY": false}'),
+        DEAF: lambda: idle(max(8, turns), 0.73, own='{"NOTIFY": false}'),
         FIRSTS: lambda: idle(10, times=turns),
         CLOSING: lambda: idle(10, EVERY, "closes", times=turns),
         "ours, after 1 s of silence": lambda: idle(2 * turns, 1.05),
@@ -123,7 +120,6 @@ def pinned(server: Server, size: float) -> Scenario:
         empty(server)
         with around(server):
             churned(server, churn)
-            server.calm(TABLE)
             return pick_ups(server, picks)
 
     def behind(around: Around) -> Reading:
