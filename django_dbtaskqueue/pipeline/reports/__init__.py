@@ -149,8 +149,8 @@ def _live(
     context: jobs.Context, table: str, columns: Sequence[str], held: Sequence[pa.Table | None], *, few: bool
 ) -> DataFrame:
     """Return these tables; what is too large for this process, as Spark reads it."""
-    if few:
-        return spark_frame(context.spark, held, schema_of(SOURCES[table][0], columns))
+    if few:  # one partition: Spark need not move the rows between its tasks
+        return spark_frame(context.spark, held, schema_of(SOURCES[table][0], columns)).coalesce(1)
     snapshot = context.state.snapshot if context.state else None
     frames = [
         spark_frame(context.spark, [rows], schema_of(name, columns))
