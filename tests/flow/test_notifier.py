@@ -276,7 +276,8 @@ def idle_notifier(site: str) -> Iterator[notify.Notifier]:
     one.flush(PATIENCE)
 
 
-def test_what_comes_meanwhile_is_sent_afterwards(site: str, idle_notifier: notify.Notifier) -> None:
+def test_a_slow_server_is_told_all(site: str, idle_notifier: notify.Notifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "NOTIFY_PAUSE_FACTOR", 10**6)
     recorder = WakeupRecorder(site)
     with closing(recorder.connection):
         for queue in ("letters", "parcels", "letters"):
