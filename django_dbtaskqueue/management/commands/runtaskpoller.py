@@ -94,9 +94,8 @@ class Command(BaseCommand):
             if options["child"] is not None:
                 channel = supervisor.ChildChannel(options["child"], self._shutdown, conf.settings().heartbeat)
             same = {name: options[name] for name in ("coroutines", "once", "drain", "max_tasks", "name")}
-            threads = options["threads"] or conf.settings().threads
             same |= {"tags": tuple(options["tag"]), "siblings": (options["processes"] or 1) - 1}
-            given = Options(threads=threads, executor=executor, **same)
+            given = Options(threads=options["threads"] or conf.settings().threads, executor=executor, **same)
             poller = Poller(queues, given, using=options["database"])
             if options["once"] or options["drain"]:  # it may end before the heartbeat's thread looks for ticks
                 for alias in poller.aliases:
@@ -109,6 +108,7 @@ class Command(BaseCommand):
             if channel is not None:
                 channel.polls(lambda: PollerSnapshot.of(poller))
             if self._shutdown.level > RUN:
+                logger.info("%s", lifetime.closing(poller, 0.0))
                 return 0
             began = clock.monotonic()
             heartbeat = Heartbeat(poller)
