@@ -22,8 +22,9 @@ def pytest_itemcollected(item: pytest.Function) -> None:
 @pytest.fixture(autouse=True)
 def _site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.ROOT_URLCONF = "tests.operations.site"
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}, "API": True, "HEARTBEAT": "1m"}
     # A busy machine may take its time: what is counted or found late would be shown otherwise.
+    limits = {"HEARTBEAT": "1m", "OPERATIONS_TIMEOUT": "1m"}
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}, "API": True, **limits}
     monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(minutes=1))
     monkeypatch.setattr(query, "WHOLE_SEARCH_TIMEOUT", timedelta(minutes=1))
 

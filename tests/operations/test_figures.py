@@ -174,7 +174,7 @@ def test_what_takes_too_long_is_given_up_and_the_connection_goes_on(alias: str) 
 
 
 def test_the_limit_is_a_setting_ends_with_the_block_and_hides_no_other_error(settings: Any) -> None:
-    assert conf.settings().operations_timeout == timedelta(seconds=3)
+    assert conf.Settings().operations_timeout == timedelta(seconds=3)
     settings.DBTASKQUEUE = {"OPERATIONS_TIMEOUT": "7s"}
     before = ask("default", "SHOW statement_timeout")
     with statement_timeout("default"):

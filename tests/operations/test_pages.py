@@ -58,7 +58,7 @@ def serve(*queues: str) -> None:
 
 
 def test_of_a_thousand_queues_the_home_names_those_that_need_care(op: Client, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {f"q{number:04}": {} for number in range(1000)}}
+    settings.DBTASKQUEUE |= {"QUEUES": {f"q{number:04}": {} for number in range(1000)}}
     make_task(Status.CREATED, queue="q0777", ready_time=-timedelta(minutes=5))
     with CaptureQueriesContext(connection) as queries:
         shown = op.get(OVERVIEW)
