@@ -92,33 +92,33 @@ def plan(session: Session, pairs: Sequence[Decided]) -> list[Statement]:
 
 def _completions(session: Session, pairs: list[tuple[Lease, Complete]], *, history: bool) -> list[Statement]:
     if history:
-        sql, rows = _rows(session, [{**_fence(lease), **_result(outcome)} for lease, outcome in pairs])
+        sql, rows = _rows(session, [{**_fence(lease), "result_json": _result(outcome)} for lease, outcome in pairs])
         return [(sql.to_history, {**rows, "location": session.location}), (sql.delete_settled, rows)]
-    rows_of = {
-        "complete_plain": [_fence(lease) for lease, outcome in pairs if outcome.result is None],
-        "complete": [_fence(lease) | _result(outcome) for lease, outcome in pairs if outcome.result is not None],
-    }
-    found = {name: _rows(session, rows, arrays=True) for name, rows in rows_of.items() if rows}
-    return [(getattr(sql, name), params) for name, (sql, params) in found.items()]
+    columns: dict[str, list[Any]] = {"task_id": [lease.id for lease, _ in pairs]}
+    columns["token"], name = [lease.total_attempt for lease, _ in pairs], "complete_plain"
+    if any(outcome.result is not None for _, outcome in pairs):
+        columns["result_json"], name = [_result(outcome) for _, outcome in pairs], "complete"
+    if len(pairs) == 1 or not session.postgresql:
+        named = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        sql, params = _rows(session, named)
+        return [(getattr(sql, name), params)]
+    # An array for each column costs both ends less than JSON. The escapes of JSON are those of an array: no number and
+    # no JSON text has a control character.
+    arrays = {column: f"{{{json_payload.array(values)[1:-1]}}}" for column, values in columns.items()}
+    return [(getattr(session.sql, name), arrays)]
 
 
-def _rows(session: Session, rows: list[dict[str, Any]], *, arrays: bool = False) -> tuple[Statements, dict[str, Any]]:
+def _rows(session: Session, rows: list[dict[str, Any]]) -> tuple[Statements, dict[str, Any]]:
     """Return the statements for one row or several, and the rows as their parameters."""
-    if len(rows) == 1:
-        return session.sql.one, rows[0]
-    if arrays and session.postgresql:  # of each column one, which costs both ends less than JSON
-        # The escapes of JSON are those of an array: no number and no JSON text has a control character.
-        columns = {name: json_payload.array([row[name] for row in rows]) for name in rows[0]}
-        return session.sql, {name: f"{{{texts[1:-1]}}}" for name, texts in columns.items()}
-    return session.sql, {"rows": json_payload.array(rows)}
+    return (session.sql.one, rows[0]) if len(rows) == 1 else (session.sql, {"rows": json_payload.array(rows)})
 
 
 def _fence(lease: Lease) -> dict[str, Any]:
     return {"task_id": lease.id, "token": lease.total_attempt}
 
 
-def _result(outcome: Complete | Reenqueue) -> dict[str, str | None]:
-    return {"result_json": outcome.text or json_payload.kept("The result", outcome.result)}
+def _result(outcome: Complete | Reenqueue) -> str | None:
+    return outcome.text or json_payload.kept("The result", outcome.result)
 
 
 def _writes(session: Session, pairs: list[tuple[Lease, Rewritten]]) -> list[Statement]:
@@ -153,7 +153,7 @@ def _columns(lease: Lease, outcome: Reenqueue | outcomes.Poison | GivenBack) -> 
             # The last attempt is given back: without one left, no checkout could ever take the task.
             kept = min(0, lease.max_attempts - 1 - lease.attempt)
             added = {"attempts_added": kept if keep_attempts else None, "reenqueues_added": 1}
-            return {**UNCHANGED, "new_status": "CREATED", "delay": seconds, **added, **_result(outcome)}
+            return {**UNCHANGED, "new_status": "CREATED", "delay": seconds, **added, "result_json": _result(outcome)}
         case outcomes.Poison(reason):
             return {**UNCHANGED, "new_status": "POISON", "result_text": json_payload.cut_bytes(reason) or None}
     raise TaskQueueError(f"{_unknown(outcome)!r} is not an outcome.")
