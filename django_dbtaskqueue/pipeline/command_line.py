@@ -172,9 +172,8 @@ def _add(group: argparse._ActionsContainer, argument: jobs.Argument) -> None:
 
 def _context_of(found: jobs.Job, given: jobs.Options, face: Face) -> jobs.Context:
     asked = jobs.complete((*found.arguments, *face.place, *COMMON), {**face.defaults(found.name, given), **given})
-    session = {"master": asked["master"], "memory": asked["memory"], "conf": dict(asked["conf"])}
     return jobs.Context(
         options=asked, database=face.find_database(*(asked[one.name] for one in face.place)),
-        lake=asked["lake"], dry_run=asked["dry_run"], render_page=face.render_page,
-        session={name: value for name, value in session.items() if value},
+        lake=asked["lake"], dry_run=asked["dry_run"], render_page=face.render_page, alone=True,
+        session={name: asked[name] for name in ("master", "memory") if asked[name]} | {"conf": dict(asked["conf"])},
     )  # fmt: skip

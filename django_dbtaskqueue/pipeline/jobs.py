@@ -187,6 +187,7 @@ class Context:
     progress: Progress = silent
     render_page: RenderPage | None = None
     session: Mapping[str, Any] = field(default_factory=dict)  # arguments of spark_session()
+    alone: bool = False  # whether the session that this job starts ends with it
     started: "SparkSession | None" = None
     state: "State | None" = None  # of database and lake, for all that the job reads
     damaged: list[str] = field(default_factory=list)  # what is wrong with each file of the lake that was left out

@@ -126,7 +126,7 @@ def rows_in(
         and sum(one.rows for one in counted) <= MAX_FEW_LAKE_ROWS
     )
     if few:
-        context.session = {**context.session, "short": True}
+        context.session = {**context.session, "short": context.alone}
         for table, columns in wanted.items():
             held[table] += [lake.rows(table, files[table], columns, context.damaged)] if lake else []
     with Cached() as cached:
