@@ -1,7 +1,5 @@
 """How fast Spark is with tasks: ``python -m tests.benchmarks.pipeline source|archive|report|cluster --rows N``.
 
-All but the last are on ``local[2]``.
-
 ``source``: the data source against Spark's own JDBC source, on the same table in the same run. Both read into the
 ``noop`` sink and write new tasks from the same two partitions, in turns. JDBC has a fetch size and a batch size of
 10,000 and the driver's ``reWriteBatchedInserts``, and appends in as many transactions as there are partitions and
@@ -13,11 +11,13 @@ queues and two days, one in fifty with a failed attempt on record. Below stands 
 
 ``report``: how long a whole report takes over a lake, with its page, its JSON and its tables, with 2 GiB for the
 driver. The lake is written first, as archives of ninety days leave it: ten queues, one in fifty tasks in ERROR, one in
-ten taken twice. The first report sums up each day; the second one reads these summaries; then comes one day more.
+ten taken twice. The first report sums up each day; the second one reads these summaries; then comes one day more. The
+command is then run as a user does, from its start to its end.
 
 ``cluster``: a poller with ``--executor spark`` and processors that keep a core busy, on a standalone cluster of one
 worker and of two, each with a core of this machine, which also carries Spark's driver, its daemons, the poller and
-PostgreSQL. The rate is that of the middle eight tenths of the tasks: no start of executors, no last partition.
+PostgreSQL. The rate is that of the middle eight tenths of the tasks: no start of executors, no last partition. All
+others are on ``local[2]``.
 """
 
 import argparse
@@ -216,6 +216,9 @@ def report(spark: SparkSession, a_day: int) -> None:
                 began = perf_counter()
                 said = Report().run(Report.context(spark=spark, lake=lake.root, out=Path(folder) / "out"))["summary"]
                 print(f"report in {perf_counter() - began:.1f} s: {said}", flush=True)
+        command, began = [sys.executable, "-m", "django_dbtaskqueue.pipeline", "report"], perf_counter()
+        subprocess.run([*command, "--lake", lake.root, "--out", f"{folder}/own"], cwd=REPOSITORY, check=True)
+        print(f"the command, with the start of Spark, in {perf_counter() - began:.1f} s", flush=True)
 
 
 def archived_day(lake: Lake, number: int, tasks: int) -> None:

@@ -154,8 +154,7 @@ class Producer(threading.Thread):
                 send_signal(task, "approved", task.reference)
 
     def _group(self, queue: str) -> str | None:
-        named = queue in ("grouped", "wide")
-        return f"{queue}-{self.name}-{self._random.randrange(GROUPS)}" if named else None
+        return f"{queue}-{self.name}-{self._random.randrange(GROUPS)}" if queue in ("grouped", "wide") else None
 
 
 def main(name: str, seed: str, tasks_per_second: str) -> None:

@@ -44,8 +44,7 @@ def loaded(path: Path, **options: str) -> tuple[list[Any], list[Reject]]:
 def test_csv_comes_back_as_it_was_written(tmp_path: Path, rows: list[tuple[str, str]], sep: str, end: str) -> None:
     out = io.StringIO()
     quoting = csv.QUOTE_MINIMAL if end == "\r\n" else csv.QUOTE_ALL  # Python leaves a lone \r or \n as it is
-    write = csv.writer(out, delimiter=sep, lineterminator=end, quoting=quoting)
-    write.writerows([("a", "b c"), *rows])
+    csv.writer(out, delimiter=sep, lineterminator=end, quoting=quoting).writerows([("a", "b c"), *rows])
     text = out.getvalue()
     for name, content in (("x.csv", text.encode("utf-8-sig")), ("y.csv.gz", gzip.compress(text.encode()))):
         (tmp_path / name).write_bytes(content)

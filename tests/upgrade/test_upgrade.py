@@ -54,8 +54,7 @@ def upgrade(url: str, folder: Path, old: Release, new: Release, rows: int = 0) -
     """
     with site(url, folder, old) as here:
         if rows:
-            sql = "INSERT INTO dbtaskqueue_task (queue_name) SELECT 'built' FROM generate_series(1, %s)"
-            here.ask(sql, rows)
+            here.ask("INSERT INTO dbtaskqueue_task (queue_name) SELECT 'built' FROM generate_series(1, %s)", rows)
         pollers, producers = [here.poller(old)], [here.producer(old)]
         here.until(lambda: here.all_have_run(old))
         waited = migrate(url, new)
