@@ -34,7 +34,7 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
 SOURCES = {"tasks": ("task", "history"), "attempts": ("attempt",)}  # of the lake's tables, in the database
-MAX_FEW_LAKE_BYTES, MAX_FEW_LAKE_ROWS = 4 * 2**20, 100_000  # of its compressed files
+MAX_FEW_LAKE_BYTES, MAX_FEW_LAKE_ROWS = 16 * 2**20, 100_000  # of its compressed files
 REPORT_FILES = {"report.json", "forecast.json", "whatif.json"}
 ONE_HOUR = timedelta(hours=1)
 INSERT_REPORT = (
