@@ -72,8 +72,7 @@ def exhausted(session: Session, queue: str, *, limit: int = MAX_TASKS_PER_RESCUE
 
 def seconds_until_exhausted(session: Session, queue: str) -> float | None:
     """Return the seconds until the first lease on a last attempt runs out: negative when it has, None without one."""
-    left: float | None = session.run(session.sql.seconds_until_exhausted, {"queue_name": queue})[0][0]
-    return left
+    return session.run(session.sql.seconds_until_exhausted, {"queue_name": queue})[0][0]  # type: ignore[no-any-return]
 
 
 def seconds_until_exhausted_by_queue(session: Session, queues: Sequence[str]) -> dict[str, float]:

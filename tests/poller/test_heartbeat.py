@@ -133,8 +133,9 @@ def test_the_end_comes_within_a_fifth_of_the_lease() -> None:
 
         for left in (0.001, lease / 2, lease):
             assert all(0 < wait < left + lease / 5 for wait in waits(left))
-        # Leases that begin later run out later than the next look
-        assert all(0 < wait <= lease / 3 for wait in waits(None))
+        # Leases that begin later run out later than the next look. Many pollers share the looks
+        for queue.cursor.others, least in ((0, 0), (11, min(3 * heartbeat.RESCUE_SECONDS, lease / 5))):
+            assert all(least < wait <= lease / 3 for wait in waits(None))
 
 
 def test_more_tasks_than_one_batch_are_rescued_at_one_go(process_database: ProcessDatabase) -> None:
