@@ -73,7 +73,7 @@ class Heartbeat:
     def __init__(self, poller: Poller) -> None:
         self.reported_at = 0.0  # clock.monotonic() of the last report that was stored
         self._poller = poller
-        self._background = background_jobs(poller.aliases, poller.settler.metrics)
+        self._background = background_jobs(poller.aliases, poller.settler.metrics, poller.options.siblings)
         self._sweep_missing_after: dict[tuple[str, type], int] = {}  # by alias and model
         self.jobs = PeriodicThread(  # those that the poller cannot do without
             "Heartbeat and rescue",
@@ -405,13 +405,13 @@ class PeriodicThread(WatchedThread):
         log("%s fail, trying again: %s: %s", self._title, job.name, text, exc_info=not database_error)
 
 
-def background_jobs(aliases: Collection[str], metrics: Collector) -> PeriodicThread:
+def background_jobs(aliases: Collection[str], metrics: Collector, siblings: int = 0) -> PeriodicThread:
     """Return the thread for what a poller can run without: metrics, retention and bulk operations."""
     kinds = (
         ("metrics", partial(_every, STORE_METRICS_SECONDS, metrics.store), STORE_METRICS_SECONDS),
         ("roll-up of metrics", partial(_every, ROLL_UP_SECONDS, lambda on: roll_up(Session.on(on))), ROLL_UP_SECONDS),
         ("deleting metrics", partial(_every, DELETE_METRICS_SECONDS, delete_old), DELETE_METRICS_SECONDS),
-        ("retention", partial(_apply_retention, Housekeeper()), FIRST_RETENTION_SECONDS),
+        ("retention", partial(_apply_retention, Housekeeper()), FIRST_RETENTION_SECONDS * (1 + siblings)),
         ("bulk operations", _bulk, IDLE_BULK_SECONDS),
     )
     now = clock.monotonic()
