@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.outcomes import CompleteDelete, Fail, Outcome, Pois
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import groups, move, rescue, retention, settle
-from django_dbtaskqueue.flow.checkout import Checkout, Optimistic, QueueShare, ScanCursor
+from django_dbtaskqueue.flow.checkout import MIN_SHARED_ROWS, START, Checkout, Optimistic, QueueShare, ScanCursor
 from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.models import Queue, Task
@@ -77,6 +77,18 @@ def test_skip_locked_passes_over_what_another_is_taking(other: Actor) -> None:
         ours = checkout(3)
         theirs = other.do(checkout, 5, "second").result(PATIENCE)
         assert [lease.id for lease in ours] == ids[:3] and [lease.id for lease in theirs] == ids[3:]
+
+
+def test_beside_others_a_large_checkout_passes_what_is_held_and_takes_what_was_given_up(other: Actor) -> None:
+    gave_up, held, free = (make_task().pk for _ in range(3))
+    line = ScanCursor("parcels", watermarks={0: START}, may_full_scan=1e9, next_full_scan=1e9, others=1)
+    share = QueueShare(line, MIN_SHARED_ROWS, port=SettlePort("default"))
+    with suppress(ValueError), transaction.atomic():
+        raise ValueError(Task.objects.select_for_update(no_key=True).get(pk=gave_up))
+    with transaction.atomic():
+        Task.objects.select_for_update(no_key=True).get(pk=held)
+        other.do(lambda: Checkout(Session.on("default"), "second", LEASE).take([share], 100)).result(PATIENCE)
+    assert [lease.id for lease in share.taken] == [gave_up, free]
 
 
 def after_candidates(act: Act) -> AbstractContextManager[None]:

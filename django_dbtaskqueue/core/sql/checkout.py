@@ -45,9 +45,9 @@ class CheckoutStatements(Group):
     _paused = part("EXISTS (SELECT 1 FROM {queue} AS q WHERE q.name = %(queue_name)s AND {_in_pause})")
     _in_pause = part("q.paused_time IS NOT NULL AND (q.paused_until IS NULL OR q.paused_until > {now})")
 
-    def _ready_tasks(self, columns: str, lock: str, watermarks: str = WATERMARKS) -> str:
+    def _ready_tasks(self, columns: str, lock: str, watermarks: str = WATERMARKS, more: str = "") -> str:
         """The first ready tasks behind the watermarks, one index range per priority, at most ``limit``."""
-        ready = self._ready_tasks_of(columns, f"ORDER BY ready_time, id LIMIT %(limit)s {lock}")
+        ready = self._ready_tasks_of(columns, f"{more}ORDER BY ready_time, id LIMIT %(limit)s {lock}")
         return f"SELECT x.* FROM {watermarks} CROSS JOIN LATERAL ({ready}) AS x LIMIT %(limit)s"
 
     def _ready_tasks_of(self, columns: str, order: str) -> str:
@@ -64,13 +64,17 @@ class CheckoutStatements(Group):
     # it does not walk over the rows that they hold, and tells its own last row, unless somebody has locked where.
     checkout_beside_others = template(
         "WITH b AS MATERIALIZED ({_furthest}),"
-        " found AS MATERIALIZED ({_ready_tasks:ctid, priority, ready_time, id|FOR NO KEY UPDATE SKIP LOCKED|b}),"
+        " found AS MATERIALIZED"
+        " ({_ready_tasks:ctid, priority, ready_time, id|FOR NO KEY UPDATE SKIP LOCKED|b|AND {_quiet} }),"
         " told AS (UPDATE {poller} SET taken_queue = %(queue_name)s, (taken_priority, taken_time, taken_id) ="
         " (SELECT priority, ready_time, id FROM found ORDER BY priority DESC, ready_time DESC, id DESC LIMIT 1)"
         " WHERE instance IN (SELECT p.instance FROM {poller} AS p WHERE p.instance = %(poller_instance)s"
         " AND EXISTS (SELECT FROM found) FOR NO KEY UPDATE OF p SKIP LOCKED))"
         " {_take:ctid = ANY(ARRAY(SELECT ctid FROM found))}"
     )
+    # No transaction that still runs may have locked or changed the row: cheaper to see than to try the lock. What else
+    # this leaves out, a full scan finds.
+    _quiet = part("age(xmax) > (SELECT age(pg_snapshot_xmin(pg_current_snapshot())::xid))")
     _furthest = part(
         f"SELECT DISTINCT ON (p) p, bound_time, bound_id FROM (SELECT b.* FROM {WATERMARKS} UNION ALL"
         " SELECT taken_priority, taken_time, taken_id FROM {poller}"

@@ -170,6 +170,9 @@ WITH b AS MATERIALIZED (
             AND q.paused_time IS NOT NULL
             AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
         )
+        AND age(xmax) > (
+            SELECT age(pg_snapshot_xmin(pg_current_snapshot())::xid)
+        )
         ORDER BY ready_time, id
         LIMIT %(limit)s
         FOR NO KEY UPDATE SKIP LOCKED
@@ -4147,6 +4150,9 @@ WITH b AS MATERIALIZED (
             WHERE q.name = %(queue_name)s
             AND q.paused_time IS NOT NULL
             AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+        )
+        AND age(xmax) > (
+            SELECT age(pg_snapshot_xmin(pg_current_snapshot())::xid)
         )
         ORDER BY ready_time, id
         LIMIT %(limit)s
