@@ -140,7 +140,10 @@ def decode_task(lease: Lease, processor: Processor) -> Fail | None:
 def run(lease: Lease, processor: Processor) -> Settlement | None:
     """``perform_task``, decided: what is to be written; None for nothing. Never raises."""
     outcome = perform_task(lease, processor)
-    return outcome if outcome is None or outcome is DONE else decide_call(lease, outcome)
+    try:  # else an error's traceback, this frame and the outcome keep each other, and the payload
+        return outcome if outcome is None or outcome is DONE else decide_call(lease, outcome)
+    finally:
+        del outcome
 
 
 def run_all(leases: Sequence[Lease], processor: Processor) -> list[Settlement | None]:

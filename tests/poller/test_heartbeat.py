@@ -1,5 +1,6 @@
 """Heartbeat, rescue, unparking, timeouts, and an event loop that stands still."""
 
+import gc
 import logging
 import os
 import threading
@@ -103,12 +104,18 @@ def test_rows_of_pollers_long_dead_go(process_database: ProcessDatabase) -> None
     assert set(Poller.objects.values_list("instance", flat=True)) == {"today", poller.instance}
 
 
-def test_a_poller_works_where_debug_watches_every_query(process_database: ProcessDatabase, settings: Any) -> None:
+def test_a_poller_works_in_debug_and_leaves_no_failed_task_in_cycles(process_database: Any, settings: Any) -> None:
     settings.DEBUG = True
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
     with polling({"work": 1, "other": 1}):
         enqueue("work", "good")
         enqueue("other", "bad", {"do": "raise"})
         until(lambda: set(Task.objects.values_list("status", flat=True)) == {"COMPLETED", "ERROR"})
+    gc.collect()
+    gc.set_debug(0)
+    left, gc.garbage[:] = [one for one in gc.garbage if isinstance(one, Lease)], []
+    assert not left, "a payload would stay in memory until there are thousands of other objects"
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from django_dbtaskqueue.poller.queue_state import Options
 # A thread may keep the interpreter for this time. With Python's default of 5 ms a busy processor adds 5 ms to each
 # round trip that checks out, settles or renews.
 SWITCH_INTERVAL_S = 0.0005
-GC_THRESHOLDS = (5000, 20, 20)
+GC_THRESHOLDS = (20000, 20, 20)
 DEFAULT_COROUTINES = Options().coroutines
 RUN_EXIT_CODES = """\
 Exit codes: 0 ended as asked; 1 something was left running, or a child process failed; 2 wrong usage;

@@ -259,6 +259,7 @@ class ThreadExecutor(Executor):
         ended = clock.monotonic()
         if not self._given_up or not self._is_late(current):
             self._finish(tuple.__new__(Done, (lease, settlement, ended - started)), idle=not self.todo)
+        del settlement
         tidy(doubtful=use.doubtful)
 
     def _run_special(self, slot: int, job: Job) -> None:
