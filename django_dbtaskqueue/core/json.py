@@ -271,7 +271,7 @@ def loads(text: str | bytes) -> JSON:
     try:
         raw = text.encode() if isinstance(text, str) else text
         # orjson turns integers beyond 64 bits into floats. 19 digits in a row are rare enough for the slower reader.
-        if orjson is not None and _LONG_RUN not in raw.translate(_TO_ZEROS):
+        if orjson is not None and (len(raw) < 19 or _LONG_RUN not in raw.translate(_TO_ZEROS)):
             fast: JSON = orjson.loads(raw)
             return fast
         value: JSON = json.loads(raw.decode(), parse_constant=_refuse_number, parse_float=_finite)
