@@ -345,7 +345,6 @@ def _source_text(source: str) -> str:
     }[source]
 
 
-CHARTS_KEY = "charts"  # query key of the page's other tab
 TO_ANSWER = parse("signal:*")  # tasks that wait for somebody's answer
 MAX_HOME_QUEUES, MAX_HOME_FAILURES, MAX_HOME_WAITS = 8, 3, 3  # rows, which fit into one screen
 QUEUE_COLUMNS = ("name", "state", "oldest", "created", "processing", "error", "failed", "in_out", "wait", "drain")
@@ -359,7 +358,7 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
         actor, alias = viewer(request), self.get_queryset(request).db
-        if CHARTS_KEY in request.GET:
+        if "charts" in request.GET:  # the page's other tab
             return chart_context(alias, actor)
         found = queue_stats.overview(only=actor.visible_queues)
         waiting = found.statuses[Status.CREATED]

@@ -59,7 +59,6 @@ READY_NOW = {
     "finish_time": None,
     "watched": Case(When(watched=False, then=True), default=F("watched")),  # the task ends once more
 }
-IS_RUNNING = Q(status=PROCESSING)
 STAYS_PARKED = Q(parked_by__in=(PARENTS, SIGNAL))  # for what another queue does not change
 
 # The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
@@ -70,7 +69,7 @@ CHANGES: dict[str, Columns] = {
     # Without its poller, a row does not look as if its holder had settled it (``outcome_of``). While a task is held,
     # next_process_time is the end of the lease.
     "cancel": {
-        "next_process_time": Case(When(IS_RUNNING, then=F("ready_time")), default=F("next_process_time")),
+        "next_process_time": Case(When(status=PROCESSING, then=F("ready_time")), default=F("next_process_time")),
         "ready_time": None,
         "parked_by": None,
         "poller_instance": None,

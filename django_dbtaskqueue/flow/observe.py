@@ -26,7 +26,6 @@ ENDING_TEXTS = {
     "suspend": "sleeps or waits for a signal",
     "released": "released uncharged",
 }
-BEFORE_THE_RUN = ("taken", "started")
 Fields = dict[str, Any]
 SIGNALS = {"poller_finished": "poller_stopped"}  # of hooks with another name
 AFTERWARDS = ("poller_executed", "poll_failed", "poller_finished")
@@ -161,7 +160,7 @@ def life_fields(lease: Lease, event: str, seconds: float | None = None, delay: t
         **fields(lease),
         "task_event": event,
         "wait_seconds": _wait_seconds(lease),
-        "run_seconds": None if seconds is None or event in BEFORE_THE_RUN else round(seconds, 6),
+        "run_seconds": None if seconds is None or event in {"taken", "started"} else round(seconds, 6),
         "due_time": due,
         "trace_id": trace_id(lease.context_text),
     }

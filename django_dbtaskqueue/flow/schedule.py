@@ -34,7 +34,6 @@ from django_dbtaskqueue.models import AbstractTask, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES, PERSON
 
 MISSED_AFTER = timedelta(seconds=60)  # a tick that is later than this is missed: the schedule's policy decides
-DATABASE_CLOCK = {"clock": Now()}
 MAX_TICKS_AT_ONCE = 100  # that one transaction enqueues tasks for; the newest of more
 MAX_SCHEDULE_NAME = 150  # characters: with the tick it is a reference
 MAX_SCHEDULES_PER_TURN = MAX_LISTED_SCHEDULES = 500
@@ -123,8 +122,7 @@ def home_of(queue: str) -> str:
 
 def rows_on(alias: str) -> QuerySet[Schedule]:
     """Return the schedules of a database, each with the database's time as ``clock``."""
-    found: QuerySet[Schedule] = Schedule.objects.using(alias).annotate(**DATABASE_CLOCK)
-    return found
+    return Schedule.objects.using(alias).annotate(clock=Now())  # type: ignore[no-redef]
 
 
 def reschedule(row: Schedule, alias: str) -> None:

@@ -24,7 +24,6 @@ from django_dbtaskqueue.operations.actions import recorded
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.schedules import SCHEDULE_VERBS, act_on_schedule, add_schedule
 
-NOT_IMPORTED = "not imported"
 WEEKS_OF_MONTH = [frozenset(range(first, first + 7)) for first in (1, 8, 15, 22)]  # where the first Monday is, …
 MONTHS_OF_TYPE = {"M": 1, "BM": 2, "Q": 3, "Y": 12}  # between two runs, by type of a schedule of django-q2
 LAST_COMMON_DAY = 28  # the last day that each month has
@@ -45,7 +44,7 @@ class Imported:
     paused: bool = False
     definition: Definition | None = None
     notes: tuple[str, ...] = ()  # what is different here
-    result: str = NOT_IMPORTED
+    result: str = "not imported"
     reason: str = ""
 
 

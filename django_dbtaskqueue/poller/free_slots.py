@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue import registry
@@ -30,7 +29,6 @@ MAX_BUFFERED_BATCHES = 4  # one runs, one is settled, one is on its way, and one
 MAX_UNKNOWN_BUFFERED_TASKS = 100  # of a queue without timing data
 MIN_RUN_SECONDS = 1e-6  # assumed, so that nothing is divided by 0
 PROBE_TASKS = 2  # the first fetch of such a queue when no more slots are free
-PROCESSOR = attrgetter("processor")
 
 
 class Executors:
@@ -86,7 +84,7 @@ class Executors:
         return any([executor.todo for executor in self.all])  # noqa: C419 -- a generator costs a call for each executor
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
-        executors = {processor: self.of(processor) for processor in set(map(PROCESSOR, jobs))}
+        executors = {one: self.of(one) for one in {job.processor for job in jobs}}
         if len(executors) == 1:
             executors[jobs[0].processor].submit(jobs, fast=fast)
             return

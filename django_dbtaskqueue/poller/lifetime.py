@@ -161,7 +161,6 @@ def _left(poller: Poller) -> list[str]:
 RATE_PERIOD_S = 5.0
 REDRAW_INTERVAL_S = 0.25
 CLEAR_LINE = "\r\x1b[K"  # back to the first column, and clear to the end of the line
-DEFAULT_QUEUE_SETTINGS = QueueSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,5 +272,5 @@ def database(alias: str, task_tables: Iterable[type[Model]]) -> str:
 
 def _queue(state: QueueState) -> str:
     parts = [f"weight {state.weight}"] if state.weight != 1 else []
-    parts += [f"{name} {value}" for name, _default, value in changed_settings(DEFAULT_QUEUE_SETTINGS, state.settings)]
+    parts += [f"{name} {value}" for name, _default, value in changed_settings(QueueSettings(), state.settings)]
     return f"{state.name} ({', '.join(parts)})" if parts else state.name

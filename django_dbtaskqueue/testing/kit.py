@@ -43,7 +43,6 @@ from django_dbtaskqueue.pull.leases import seconds_until_due
 MAX_RUNS = 10_000
 POLLER_TIMEOUT = timedelta(seconds=30)
 CLOCK_TICK = timedelta(milliseconds=1)  # every database can tell two times apart that differ by this much
-TEST_INSTANCE = "testing"
 KINDS_OF_END = {"deleted": "completed", "suspend": "suspended"}  # where ``Facts`` has another word
 
 
@@ -263,7 +262,7 @@ class InlinePoller:
         self._executor = executors.inline
         ports = [queue.port for queue in self.queues]
         self.connections = ConnectionSet({(one.alias, one.model): Session.on(one.alias, one.model) for one in ports})
-        self._fetcher = Fetcher(TEST_INSTANCE, by_key, Capacity(executors, self._settler, options), lambda *_: None)
+        self._fetcher = Fetcher("testing", by_key, Capacity(executors, self._settler, options), lambda *_: None)
 
     def begin_pass(self) -> int:
         """Do what pollers do beside their polls; return how many tasks of dead processes went to ERROR."""

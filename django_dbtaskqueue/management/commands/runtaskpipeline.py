@@ -33,8 +33,6 @@ from django_dbtaskqueue.pipeline.jobs import Argument, write_whole
 LIBPQ_OPTIONS = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
 LIBPQ_NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
 
-PAGE_COMMAND = "page"
-
 
 class Command(BaseCommand):
     """Parse the name of the job; the job's own command line parses the rest."""
@@ -53,7 +51,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run to the end. In its own process, exit with the job's code; else raise CommandError unless it is 0."""
-        if options["job"] == PAGE_COMMAND:
+        if options["job"] == "page":
             self.stdout.write(f"page: {write_page(options['arguments'])}")
             return
         place = (

@@ -218,7 +218,6 @@ READERS: dict[str, Reader] = {
 
 Sql = tuple[str, Sequence[object]]
 INDEX = re.compile("0|[1-9][0-9]{0,8}")  # of a list
-WORDS = ("true", "false", "null")
 COMPARED = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 IN_TEXT = {"^": str.startswith, "$": str.endswith, "~": str.__contains__}
 IN_TEXT_SQL = {
@@ -304,7 +303,7 @@ coalesce((WITH found AS MATERIALIZED (SELECT {value} AS value), stored AS MATERI
 def _meant(text: str) -> list[str]:
     """Return as JSON what a word can mean: the text itself, and a number, true, false or null."""
     number = [number_text(Decimal(text))] if JSON_NUMBER.fullmatch(text) else []
-    return [json.dumps(text), *number, *([text] if text in WORDS else [])]
+    return [json.dumps(text), *number, *([text] if text in {"true", "false", "null"} else [])]
 
 
 def number_text(number: Decimal) -> str:
