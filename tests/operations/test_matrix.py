@@ -484,8 +484,7 @@ def test_code_that_cannot_be_called_is_named_by_the_check_and_where_it_is_asked(
     for key, path in (*named, ("model", "nowhere.AbstractTask"), ("model", "testapp.Booking")):
         settings.DBTASKQUEUE = {"QUEUES": {"claims": {key: path}}} if key.islower() else {key: path}
         found = [(error.id, key in error.msg, path in error.msg) for error in run_checks(tags=["dbtaskqueue"])]
-        number = "dbtaskqueue.E003" if key == "model" else "dbtaskqueue.E005"
-        assert found == [(number, True, True)]
+        assert found == [("dbtaskqueue.E003" if key == "model" else "dbtaskqueue.E005", True, True)]
         if key.isupper():
             assert Actor(admin_user).may(VERBS["pause"]), "no queue, nothing to ask"
             refused(key, Actor(admin_user).may, VERBS["pause"], "claims", error=ImproperlyConfigured)

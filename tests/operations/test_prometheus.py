@@ -104,7 +104,6 @@ def test_every_metric_is_as_it_is_defined(busy: None) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [("outcome", "completed"), ("call", "put")])
 def test_a_counter_never_falls_when_rows_are_rolled_up(kind: str, name: str) -> None:
-    """The day begins at midnight by UTC, where every roll-up has an edge."""
     midnight = timezone.now().replace(hour=0, minute=0, second=0, microsecond=0)
     for minute in (midnight - timedelta(minutes=1), midnight):
         MinuteCount.objects.create(kind=kind, queue=QUEUE, name=name, minute=minute, count=4)

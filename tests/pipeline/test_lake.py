@@ -74,7 +74,6 @@ def read(where: str, *columns: str) -> list[dict[str, Any]]:
 
 
 def test_a_flipped_bit_is_never_returned_as_truth(tmp_path: Path) -> None:
-    """Bits at many places: pages, their headers, the footer, the magic bytes."""
     chance = random.Random(1)
     lake = lake_of(tmp_path, *[rows(*range(number * 50, number * 50 + 50)) for number in range(3)])
     sound = read(str(tmp_path), "payload")

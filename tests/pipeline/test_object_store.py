@@ -104,7 +104,6 @@ def test_writers_at_once_lose_no_commit_and_make_none_twice(where: str) -> None:
 
 
 def test_a_log_that_another_writer_extended_is_not_overwritten(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the environment asks for unsafe writes."""
     monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
     monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "true")
     test_writers_at_once_lose_no_commit_and_make_none_twice(bucket.lake)

@@ -25,7 +25,6 @@ HOSTILE = "<script>alert(1)</script>\"'&"
 
 
 def test_numbers_are_written_for_people() -> None:
-    """What is not quite all is not written as all."""
     times = (0.0123, 3.456, 119.0, 300.0, 9000.0, 864_000.0)
     assert [*map(seconds, times)] == ["12.3ms", "3.45s", "1m59s", "5m", "2h30m", "10d"]
     assert [*map(percent, (1.0, 0.999_999, 0.97, 0.0, 0.12345))] == ["100 %", "> 99.99 %", "97 %", "0 %", "12.35 %"]

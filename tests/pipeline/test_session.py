@@ -148,7 +148,6 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_pat
 
 
 def test_a_password_may_hold_any_character(pg: Database) -> None:
-    """Spaces, quotes and backslashes are escaped on the way to libpq."""
     user, password = f"odd_{os.getpid()}", "a' b\\c=\""
     with pg.open() as link:
         link.run(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(user), password).as_string(None))

@@ -160,7 +160,6 @@ def test_heads_of_groups_after_a_write_beside_tasks_that_are_there(database: Dat
 
 
 def test_a_task_does_not_replace_a_head_that_is_just_being_taken(pg: Database) -> None:
-    """It goes before that head in the order. It waits all the same, because the head runs."""
     enqueue("other", group="a")
     urgent = frame([{"payload": "{}", "group": "a", "priority": -1}])
     with actors(1) as (other,):

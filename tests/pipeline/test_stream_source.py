@@ -122,7 +122,6 @@ def test_a_micro_batch_reads_what_finished_and_not_the_table(pg: Database) -> No
 
 
 def test_a_micro_batch_that_is_read_again_after_a_kill(pg: Database, events: Follower) -> None:
-    """It has the same rows, without those that a later one will have."""
     commit(finish(pg, "a", "b"))
     events.read_until("a", "b")
     while not (found := events.read()):
@@ -214,7 +213,6 @@ def test_a_stream_that_never_comes_back_keeps_no_events(pg: Database, events: Fo
 
 
 def test_an_end_that_others_wait_for_comes_once(pg: Database) -> None:
-    """Telling it writes to the row a second time."""
     enqueue_many("other", [(name, None) for name in "ab"])
     follower = Follower(pg)
     Task.objects.filter(reference="a").update(watched=True)

@@ -38,7 +38,6 @@ EXECUTORS: dict[str, Callable[..., Executor]] = {
 
 @pytest.mark.parametrize("where", EXECUTORS)
 def test_leases_that_ran_out_in_memory_leave_their_batch(where: str) -> None:
-    """Another poller may hold their tasks by now."""
     ended, ran = list[Done](), list[int]()
     enqueue_many("work", [{}] * 4)
     good, *late = Task.objects.checkout("work", limit=4, poller_instance="poller")

@@ -171,7 +171,6 @@ BAD_OPTIONS = (
 
 
 def test_bad_options_are_named_with_the_fix(sqlite_process_database: ProcessDatabase, capsys: Any) -> None:
-    """What ``manage.py`` does with the arguments, in this process."""
     for options, code, message in BAD_OPTIONS:
         with pytest.raises(SystemExit) as ended:
             Command().run_from_argv(["manage.py", "runtaskpoller", *options.split()])

@@ -116,7 +116,6 @@ def test_slow_first_calls_do_not_keep_batches_small(clock: SteppedClock, taskque
 
 @committed
 def test_a_draining_poller_ends_soon_after_its_last_task(settings: Any, taskqueue_registry: None) -> None:
-    """It waits for the end of the last task alone, and for no poll."""
     settings.DBTASKQUEUE = {"QUEUES": {"long": SELDOM}}
     go = threading.Event()
     registry.register("long", lambda task: go.wait(PATIENCE) and None)

@@ -63,7 +63,6 @@ ENDS: list[tuple[Outcome, str, str, str]] = [
 
 @pytest.mark.parametrize("itself", [False, True])
 def test_how_an_attempt_ends(site: Site, logged: Lines, itself: bool) -> None:
-    """Returned by the processor, or settled by the processor itself."""
 
     @processor(QUEUE)
     def process(task: Lease) -> Any:

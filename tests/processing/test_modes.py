@@ -127,8 +127,7 @@ def test_atomic_a_lease_lost_meanwhile_rolls_the_writes_back(site: Site, batch: 
 
     processor(QUEUE, mode="atomic", batch=batch)(write if batch else lambda task: write([task]))
     enqueue_batch(site, batch or 1)
-    poller = site.run()
-    assert (calls, poller.counts.outcomes["lost"]) == ([3, 1, 1, 1, 1] if batch else [1, 1], 1)
+    assert (calls, site.run().counts.outcomes["lost"]) == ([3, 1, 1, 1, 1] if batch else [1, 1], 1)
     assert site.values("status") == ["COMPLETED"] * (batch or 1)
     assert sorted(site.booked()) == [f"r{number}" for number in range(batch or 1)]
 

@@ -113,7 +113,6 @@ def simple(spark: SparkSession, count: int) -> DataFrame:
 
 
 def test_the_same_tasks_as_enqueue_many(spark: SparkSession, pg: Database) -> None:
-    """Of columns of each type; nested ones become JSON."""
     items: list[dict[str, Any]] = [
         {"reference": 'q"\n\\.', "payload": {"text": 'line\nbreak, "quote", \\ é漢😀'}, "context": {"trace": "1"}},
         {"reference": None, "payload": {"text": None}, "priority": -3, "tag": "host", "group": "g"},
@@ -192,7 +191,6 @@ ATTACKS = (
 
 
 def test_an_option_is_never_sql(spark: SparkSession, pg: Database) -> None:
-    """The options are data: whoever may only write Spark SQL cannot write SQL of the database."""
     make_task("COMPLETED", queue="a'b")
     register(spark, pg)
     url = {"url": pg.url_without_password}
