@@ -218,7 +218,6 @@ def test_expired_tasks_that_no_poller_takes_are_ended(alias: str, how: str, sett
 def test_an_expired_task_ends_the_same_way_whoever_meets_it(
     alias: str, how: str, name: str, settings: Any, taskqueue_registry: None
 ) -> None:
-    """By a poller or by housekeeping: the same row, signals and metric."""
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"expired": how}, "elsewhere": {"database": "sqlite"}}}
     processor("parcels")(lambda task: None)
     told, listener = list[str](), signals.Listener()

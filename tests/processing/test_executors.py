@@ -77,7 +77,6 @@ def test_calls_run_there_and_are_settled_here(site: Site, pool: ThreadPoolExecut
 
 
 def test_it_is_given_no_more_than_it_has_slots_and_the_line_keeps_the_rest(site: Site, pool: Any, held: Held) -> None:
-    """Its slots are shared by the processors that name it."""
     processor(QUEUE, executor=pool)(held)
     processor(QUEUE, executor=pool, payload=Letter)(held)
     site.fill(*(None, Letter("hello")) * 3)

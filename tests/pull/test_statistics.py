@@ -224,7 +224,6 @@ def test_they_show_what_is_committed(mail: QueueHandle) -> None:
 
 
 def test_old_rows_are_merged_and_nothing_is_lost(mail: QueueHandle) -> None:
-    """The latest stand, old minutes are one row each, old days too."""
     now = datetime.now(UTC).replace(second=0, microsecond=0)
     midnight = now.replace(hour=23, minute=0)
     minutes = [now, now, *[now - HOUR / 2] * 4]

@@ -131,7 +131,6 @@ def test_tutorial(python: Python, environment: Environment, tmp_path: Path) -> N
 
 
 def test_tutorial_on_postgresql(environment: Environment, tmp_path: Path) -> None:
-    """The same with what the page says of PostgreSQL, on the newest Python."""
     newcomer = Newcomer(tmp_path, environment(newest(), "readme"))
     newcomer.leaves_out = "transaction_mode"
     with _created(settings.SERVER_URL) as made:
