@@ -216,7 +216,6 @@ def test_the_page_offers_it_and_refuses_in_words(op: Client) -> None:
 
 
 def test_what_was_done_to_one_task_is_put_back_like_a_bulk_operation(op: Client) -> None:
-    """From its page, two clicks after the act; and where only ids are given, by the API."""
     task = make_task(Status.ERROR, attempt=3)
     before = rows()
     form = {"_selected_action": str(task.pk), "action": "reprocess", "origin": "page"}

@@ -1,5 +1,6 @@
 """Processors registered by the test itself, run by a real poller or by ``drain``."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -105,5 +106,6 @@ def site(alias: str) -> Site:
 
 
 @pytest.fixture
-def held() -> Held:
-    return Held()
+def held() -> Iterator[Held]:
+    yield (one := Held())
+    one.go_on.set()  # also if its test fails: else its transaction holds up those after it

@@ -244,7 +244,6 @@ def test_a_setting_that_nothing_announces_costs_at_most_one_attempt(site: Site) 
 
 
 def test_what_ends_with_its_transaction_keeps_the_connection(site: Site) -> None:
-    """A new connection for each task would cost more than the task."""
     changes = ["SET LOCAL jit = off", "SELECT set_config('jit', 'off', true)", "SET CONSTRAINTS ALL DEFERRED"]
 
     @processor(QUEUE)
@@ -291,7 +290,7 @@ def test_an_atomic_processor_of_another_database_is_a_system_check_error(setting
 
 
 def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site, held: Held) -> None:
-    @processor(QUEUE, mode="atomic", timeout=timedelta(milliseconds=50), **ONCE)
+    @processor(QUEUE, mode="atomic", **ONCE)
     def hang(task: Lease) -> None:
         if task.payload == "hangs":
             site.tasks(pk=task.id).update(tag=None)
@@ -300,6 +299,7 @@ def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site
     hanging = site.enqueue("hangs")
     with site.poller(threads=4) as poller:
         held.until_started()
+        object.__setattr__(registry.find(QUEUE, None), "timeout", timedelta(milliseconds=50))  # it has locked its row
         site.fill(*[None] * 20)
         until(lambda: poller.overdue() or site.tasks(finish_time__isnull=False).count() == 20)  # or failed, if slow
         assert site.task(hanging).status == "PROCESSING"

@@ -93,7 +93,6 @@ def test_several_limits_side_by_side(site: Site) -> None:
 
 
 def test_the_next_one_starts_as_soon_as_one_ends(site: Site, settings: Any) -> None:
-    """Nothing sleeps between the calls of a limited handler, though a poll that finds nothing comes each hour."""
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: SELDOM}, "NOTIFY": False}
     meter = Meter()
     processor(QUEUE, payload=Crate, concurrency=1)(meter)
