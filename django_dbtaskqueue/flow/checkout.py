@@ -71,6 +71,11 @@ class ScanCursor:
         """Begin the next checkout with a full scan: tasks behind the watermarks are ready again."""
         self.next_full_scan = SCAN_NOW
 
+    @property
+    def scan_share(self) -> float:
+        """How many times as long as alone a poller waits between two scans: together they make two, not one each."""
+        return (1 + max(1, self.others)) / 2
+
     def params(self, watermarks: Watermarks) -> dict[str, Any]:
         """Return watermarks as statement parameters, in the order the priorities are to be served."""
         aged = [priority for priority in self.aged if priority in watermarks]
@@ -125,8 +130,8 @@ class ScanCursor:
         now = clock.monotonic()
         cost = now - begun - rows * (self.row_seconds or 0.0)
         pause = min(FULL_SCAN_MAX_INTERVAL_S, max(0.0, cost) / FULL_SCAN_TIME_SHARE)
-        if self.others:  # they share the full scans: together they make two where one poller makes one
-            pause *= (1 + self.others) / 2 * random.uniform(0.5, 1.5)
+        if self.others:
+            pause *= self.scan_share * random.uniform(0.5, 1.5)
         self.may_full_scan = now + pause
         self.next_full_scan = max(self.may_full_scan, begun + FULL_SCAN_MIN_INTERVAL_S)
 

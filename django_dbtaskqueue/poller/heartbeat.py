@@ -250,7 +250,7 @@ class Rescuer:
             left = seconds_until_exhausted_by_queue(session, [queue.name for queue in queues])
             for queue in queues:
                 self._due[queue] = rescue_due(session, queue, left.get(queue.name), self._metrics) + clock.monotonic()
-        now, share = clock.monotonic(), max(map(_share_of_scans, self._due))
+        now, share = clock.monotonic(), max(queue.cursor.scan_share for queue in self._due)
         return max(min(self._due.values()) - now, (now - began) / RESCUE_TIME_SHARE * share)
 
 
@@ -267,15 +267,10 @@ def rescue_due(session: Session, queue: QueueState, left: float | None, metrics:
             metrics.add(queue.port.alias, queue.name, ended)
         left = seconds_until_exhausted(session, queue.name)
     lease = queue.settings.lease.total_seconds()
-    wait = _spread(min(RESCUE_SECONDS * _share_of_scans(queue), lease / 3))
+    wait = _spread(min(RESCUE_SECONDS * queue.cursor.scan_share, lease / 3))
     if left is not None:
         wait = min(wait, left + lease * random.uniform(0.02, 0.1) if left > 0 else LOCKED_RESCUE_SECONDS)
     return wait
-
-
-def _share_of_scans(queue: QueueState) -> float:
-    """How many times as long as alone a poller waits between two scans: together they make two where one makes one."""
-    return (1 + max(1, queue.cursor.others)) / 2
 
 
 def _delete_dead_pollers(alias: str) -> float:
