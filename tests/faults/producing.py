@@ -141,8 +141,9 @@ class Producer(threading.Thread):
     def _enqueue(self, name: str, queue: str, references: Sequence[str], alias: str) -> None:
         if queue == "effects":
             Booking.objects.bulk_create([Booking(reference=reference) for reference in references])
-        payload = {"of": name}
-        items: list[Any] = [{"reference": one, "payload": payload, "group": self._group(queue)} for one in references]
+        items: list[Any] = [{"reference": one, "payload": {"of": name}} for one in references]
+        if queue in ("grouped", "wide"):
+            items = [item | {"group": f"{queue}-{self.name}-{self._random.randrange(GROUPS)}"} for item in items]
         if queue == "spread":  # some wait, so that a move finds tasks
             items = [item | {"delay": timedelta(seconds=self._random.choice((0, 0, 1, 3)))} for item in items]
         if len(items) >= BULK and self._random.random() < 0.5:
@@ -152,9 +153,6 @@ class Producer(threading.Thread):
             task = enqueue(queue, **item, using=alias)
             if item["reference"].startswith("early"):
                 send_signal(task, "approved", task.reference)
-
-    def _group(self, queue: str) -> str | None:
-        return f"{queue}-{self.name}-{self._random.randrange(GROUPS)}" if queue in ("grouped", "wide") else None
 
 
 def main(name: str, seed: str, tasks_per_second: str) -> None:

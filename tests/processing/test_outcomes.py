@@ -1,11 +1,11 @@
 """What an outcome may hold, what may be returned, and when a task is due again: no value may stop a poller."""
 
 import asyncio
-import functools
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial, reduce, wraps
 from typing import Any
 
 import pytest
@@ -45,7 +45,7 @@ def altered(outcome: Any, **values: Any) -> Any:
 
 
 LARGE = "x" * 2_000_000
-CIRCLE, DEEP = list[Any](), functools.reduce(lambda inner, _: [inner], range(100_000), list[Any]())
+CIRCLE, DEEP = list[Any](), reduce(lambda inner, _: [inner], range(100_000), list[Any]())
 CIRCLE.append(CIRCLE)
 NO_JSON = [
     Decimal("1.10"), {1: 2}, "a\0b", "\ud800", {"\0": 1}, {1, 2}, float("nan"), float("inf"), b"x", [object()],
@@ -199,23 +199,20 @@ async def of_number(number: int, task: Lease) -> int:
     return number + await work(task)
 
 
-@functools.wraps(work)
-def behind_a_wrapper(task: Lease) -> object:
-    return work(task)
-
-
 class Asynchronous:
     async def __call__(self, task: Lease) -> int:
         return await work(task)
 
 
-@pytest.mark.parametrize("function", [work, functools.partial(of_number, 0), Asynchronous()])
+@pytest.mark.parametrize("function", [work, partial(of_number, 0), Asynchronous()])
 def test_an_async_callable_is_awaited(site: Site, function: Callable[..., object]) -> None:
     processor(QUEUE)(function)
     assert site.ran().result == 7
 
 
-@pytest.mark.parametrize("returned", [behind_a_wrapper, lambda task: work(task), lambda task: (one for one in ())])
+@pytest.mark.parametrize(
+    "returned", [wraps(work)(lambda task: work(task)), lambda task: work(task), lambda task: (one for one in ())]
+)
 def test_what_was_never_run_is_a_failure(site: Site, returned: Callable[..., object]) -> None:
     registry.register(QUEUE, returned, max_attempts=1)
     task = site.ran()

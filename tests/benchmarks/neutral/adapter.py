@@ -44,6 +44,11 @@ def producing() -> None:
     while ENV["PRODUCER_MODE"] == "depth-target":
         missing = int(ENV["TARGET_DEPTH"]) - enqueued + completed  # of this replica
         produce(min(missing, int(ENV.get("PRODUCER_BATCH_MAX", "128")))) if missing > 0 else never.wait(0.005)
+    now = time.time()
+    while ENV["PRODUCER_PACING"] == "adapter":  # for phases of high load: the harness's own pacer keeps one rate
+        never.wait(0.025)
+        now, before = time.time(), now
+        produce(round(float(Path(ENV["PRODUCER_RATE_CONTROL_FILE"]).read_text() or 0) * (now - before)))
     for line in sys.stdin:  # ENQUEUE 128
         produce(int(line.split()[1]))
 
