@@ -61,15 +61,15 @@ def dumps(value: object, *, limits: Limits = DEFAULT_LIMITS) -> str:
     """
     if orjson is not None:
         try:
-            raw = orjson.dumps(value, None, ORJSON_OPTIONS)
+            text = (raw := orjson.dumps(value, None, ORJSON_OPTIONS)).decode()
             if (
                 len(raw) <= limits.size
                 and (len(raw) <= 2 * limits.depth or raw.count(b"[") + raw.count(b"{") <= limits.depth)
-                and b"\\u0000" not in raw
+                and "\\u0000" not in text  # ``in`` of bytes would first raise an error, and catch it
                 and (BIG_EXPONENT(raw) is None or BIG_EXPONENT(STRINGS.sub(b"", raw)) is None)
                 and orjson.loads(raw) == value  # orjson writes NaN, UUID and Enum too, but they do not come back equal
             ):
-                return raw.decode()
+                return text
         except (TypeError, ValueError, RecursionError):
             pass  # the careful pass knows more types, and the reason
     return _careful(value, limits)

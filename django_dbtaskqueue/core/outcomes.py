@@ -122,11 +122,12 @@ Outcome = Complete | CompleteDelete | Reenqueue | Fail | Poison
 OUTCOMES = (Complete, CompleteDelete, Reenqueue, Fail, Poison)
 CHECKED = (Fail, Reenqueue, Poison)  # those with a rule of their fields
 WITH_RESULT = (Complete, Reenqueue)
+PLAIN = frozenset({bool, dict, float, int, list, str})  # nearly every result, and quicker to tell than no outcome
 
 
 def as_outcome(value: object) -> Outcome:
     """Return what a processor's return value means: an outcome itself, anything else is a result."""
-    return value if isinstance(value, OUTCOMES) else Complete(value)
+    return Complete(value) if type(value) in PLAIN or not isinstance(value, OUTCOMES) else value
 
 
 # -- what a processor cannot return ------------------------------------------------------------------------------------
@@ -205,7 +206,7 @@ Settlement = Complete | CompleteDelete | Reenqueue | Poison | Failed | Release |
 
 def checked(outcome: Settlement | Outcome) -> Settlement | Outcome:
     """Return an outcome whose fields are what they must be; raise an error for one that was altered or half made."""
-    if isinstance(outcome, CHECKED):
+    if type(outcome) is not Complete and isinstance(outcome, CHECKED):
         outcome.__post_init__()
     return outcome
 
