@@ -1,7 +1,7 @@
 """The yardstick: loops on psycopg without a library. ``python -m tests.benchmarks.raw WAY [ARGUMENT ...]``.
 
 ``drain LOOP N`` checks out and settles N rows at a time. ``each`` settles one row per commit, in four threads;
-``insert`` also inserts a row in that transaction. ``enqueue`` inserts a row per commit.
+``insert`` also inserts a row in that transaction. ``enqueue`` inserts a row per commit, ``enqueue-task`` one of ours.
 
 SIMPLE is the simplest loop: a narrow table, its primary key, and one partial index that a checkout leaves. Measured in
 turns on PostgreSQL 18, PostgreSQL's CPU in µs a task, 500 rows per batch:
@@ -77,7 +77,9 @@ SAME = Loop(
 )
 LOOPS = {"simple": SIMPLE, "bare": BARE, "same": SAME}
 INSERT = "INSERT INTO auth_group (name) VALUES (%s)"  # what ``Group.objects.create`` executes
-ENQUEUE = """INSERT INTO raw_simple (payload) VALUES ('{"number": 1}')"""
+SIMPLE_INSERT = """INSERT INTO raw_simple (payload) VALUES ('{"number": 1}')"""
+TASK_INSERT = """INSERT INTO dbtaskqueue_task (queue_name, reference_number, payload)
+VALUES ('nothing', %(reference)s, '{"number": 1}')"""
 THREADS = 4  # as many as a poller has by default
 
 
@@ -91,8 +93,7 @@ def handle(task: Any) -> None:
 
 def drain(name: str, limit: str) -> int:
     loop, done = LOOPS[name], 0
-    with connect() as connection:
-        cursor = connection.cursor()
+    with connect() as connection, connection.cursor() as cursor:
         while True:
             if loop.bare:
                 cursor.execute("BEGIN")
@@ -111,8 +112,7 @@ def drain(name: str, limit: str) -> int:
 def each(*, insert: bool = False) -> int:
     def one_by_one(_thread: int) -> int:
         done = 0
-        with connect() as connection:
-            cursor = connection.cursor()
+        with connect() as connection, connection.cursor() as cursor:
             while rows := cursor.execute(SIMPLE.checkout, [100]).fetchall():
                 for row in rows:
                     handle(row)
@@ -127,18 +127,17 @@ def each(*, insert: bool = False) -> int:
         return sum(pool.map(one_by_one, range(THREADS)))
 
 
-def enqueue() -> int:
+def enqueue(insert: str = SIMPLE_INSERT) -> int:
     done, end = 0, monotonic() + SECONDS
-    with connect() as connection:
-        cursor = connection.cursor()
+    with connect() as connection, connection.cursor() as cursor:
         while monotonic() < end:
-            cursor.execute(ENQUEUE)
+            cursor.execute(insert, {"reference": f"r-{done}"})
             done += 1
     return done
 
 
-WAYS: dict[str, Callable[..., int]] = {"drain": drain, "each": each, "enqueue": enqueue}
-WAYS["insert"] = partial(each, insert=True)
+WAYS: dict[str, Callable[..., int]] = {"drain": drain, "each": each, "insert": partial(each, insert=True)}
+WAYS |= {"enqueue": enqueue, "enqueue-task": partial(enqueue, TASK_INSERT)}
 
 if __name__ == "__main__":
     at_go(lambda: timed(lambda: WAYS[sys.argv[1]](*sys.argv[2:])))

@@ -67,7 +67,7 @@ def figures(drain: Case) -> Reading:
 def both(server: Server, tasks: int, items: int, *, ours: bool) -> Reading:
     drained = figures(Drain(server, tasks) if ours else partial(raw_drain, server, tasks))
     filled = many(server, "many", items) if ours else raw_many(server, items)
-    single = produced(server, "single" if ours else "raw")
+    single = produced(server, "single" if ours else "enqueue")
     return {"enqueue/s": single["tasks/s"], "enqueue many/s": filled["tasks/s"], **drained}
 
 
