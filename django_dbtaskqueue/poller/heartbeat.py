@@ -171,7 +171,7 @@ class Heartbeat:
         began, session = clock.monotonic(), Session.on(alias)
         reports = reports_of_others(session, self._poller.instance)
         others = Counter(name for report in reports for name in {*models.control.queue_names_in(report)})
-        shares = not session.run(session.sql.is_telling_dear, {})[0][0]
+        shares = bool(reports) and not session.run(session.sql.is_telling_dear, {})[0][0]
         for queue in self._poller.queues.values():
             if queue.port.alias == alias:
                 queue.cursor.others = max(others[queue.name], self._poller.options.siblings)  # some may still start
