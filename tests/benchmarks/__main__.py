@@ -11,14 +11,15 @@ from pathlib import Path
 from tests.benchmarks.measure import take
 from tests.benchmarks.report import BEGIN, END, markdown, picture, put_into
 from tests.benchmarks.scenarios.cost import cost, rows
-from tests.benchmarks.scenarios.drain import drain, limits, sqlite, tuning, volume
+from tests.benchmarks.scenarios.drain import drain, limits, sqlite, volume
 from tests.benchmarks.scenarios.enqueue import bulk, enqueue
 from tests.benchmarks.scenarios.peers import many_peers, peers
 from tests.benchmarks.scenarios.pickup import pickup, pinned
+from tests.benchmarks.scenarios.pollers import pollers
 from tests.benchmarks.server import Server, serving
 
 USUAL = (drain, enqueue, bulk, pickup, volume, pinned, cost, sqlite, peers, many_peers)
-SCENARIOS = {one.__name__: one for one in (*USUAL, tuning, limits, rows)}  # these three are run when they are named
+SCENARIOS = {one.__name__: one for one in (*USUAL, limits, rows, pollers)}  # the last three are run when they are named
 
 
 def main() -> None:

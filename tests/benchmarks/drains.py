@@ -43,7 +43,6 @@ class Drain:
     polled: Sequence[str] = ()  # when it is more than those
     processes: int = 1
     priorities: int = 1
-    vacuum: bool = True  # just before
     keys: int = 0  # of the tasks, in turn; 0: they have none
     keyed: bool = True  # False: the key is only in the payload
     first: int = 0  # number of the first task, where others were there before
@@ -58,8 +57,7 @@ class Drain:
         with self.around(self.server):
             self.prepare(self.server)
             self.fill()
-            if self.vacuum:
-                self.server.calm(TABLE)
+            self.server.calm(TABLE)
             with self.poller() as process:
                 return self._measure(process)
 

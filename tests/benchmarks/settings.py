@@ -1,17 +1,12 @@
 """Settings of a plain project whose database is the one ``DATABASE_URL`` names; benchmarks set it for their processes.
 
-Environment: ``BENCHMARK_WITHOUT_ORJSON=1`` hides orjson; ``BENCHMARK_APPS`` adds apps, comma separated;
-``BENCHMARK_TASKQUEUE`` is laid over ``DBTASKQUEUE``, in JSON.
+Environment: ``BENCHMARK_APPS`` adds apps, by commas; ``BENCHMARK_TASKQUEUE``, in JSON, is laid over ``DBTASKQUEUE``.
 """
 
 import json
 import os
-import sys
 
 from example_project.database import database_from_url
-
-if os.environ.get("BENCHMARK_WITHOUT_ORJSON") == "1":
-    sys.modules["orjson"] = None  # type: ignore[assignment]
 
 SECRET_KEY = "benchmarks"
 DATABASES = {"default": database_from_url(os.environ["DATABASE_URL"])}

@@ -1,6 +1,9 @@
-"""The processors that benchmarks measure: they do nothing, nothing for 20 microseconds, or keep a core busy."""
+"""The processors that benchmarks measure: they do nothing, wait, or keep a core busy."""
 
+import asyncio
 import os
+import threading
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -25,6 +28,16 @@ for number in range(int(os.environ.get("BENCHMARK_QUEUES", "0"))):
 @processor("nothing-async")
 async def nothing_async(task: Any) -> None:
     pass
+
+
+async def wait(task: Any, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+registry.register("nothing-process", nothing, executor="process")
+for ms in (1, 5, 20):
+    registry.register(f"wait-{ms}-async", partial(wait, seconds=ms / 1000))
+    registry.register(f"wait-{ms}-threads", lambda task, seconds=ms / 1000: threading.Event().wait(seconds) or None)
 
 
 @processor("insert", mode="atomic")

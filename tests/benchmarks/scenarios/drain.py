@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from tests.benchmarks.children import Worker, manage, python, together
 from tests.benchmarks.drains import TABLE, Drain, raw_drain
@@ -42,11 +41,6 @@ WITH t AS (
 INSERT INTO dbtaskqueue_step (task_id, task_time, position, name, kind, until_time)
 SELECT id, create_time, 1, coalesce(parked_by, 'sleep'), CASE WHEN parked_by IS NULL THEN 'sleep' ELSE 'wait' END,
     ready_time FROM t ON CONFLICT (location, task_id, position) DO NOTHING
-"""
-OPTIONS = "SELECT array_to_string(reloptions, ', ') FROM pg_class WHERE oid = %s::regclass"
-# Those that a drain can do without.
-INDEXES = """
-SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s AND indexname !~ '_(pkey|rdy|reference)$' ORDER BY 1
 """
 
 
@@ -186,48 +180,3 @@ def altered(change: str, undo: str, server: Server) -> Iterator[None]:
         yield
     finally:
         server.run(f"TRUNCATE {TABLE}; {undo}")
-
-
-def tuning(server: Server, size: float) -> Scenario:
-    """What one can turn, and what it changes: a table for RESULTS.md. No targets."""
-    plain, table = Drain(server, int(100_000 * size)), f"ALTER TABLE {TABLE}"
-    options = server.run(OPTIONS, [TABLE])[0][0]
-
-    def having(tasks: int = plain.tasks, **settings: Any) -> Drain:
-        return replace(plain, tasks=tasks, settings={"DEFAULTS": settings})
-
-    def after(change: str, undo: str) -> Drain:
-        return replace(plain, around=partial(altered, change, undo))
-
-    def stored(option: str) -> Drain:
-        return after(f"{table} SET ({option})", f"{table} RESET ({option.partition('=')[0]}), SET ({options})")
-
-    def more(column: str) -> Drain:
-        return after(f"CREATE INDEX one_more ON {TABLE} ({column})", "DROP INDEX one_more")
-
-    def churn(_server: Server) -> None:
-        """Put four times as many tasks through the table, which then holds as many dead rows."""
-        for number in range(1, 5):
-            drain = replace(having(keep="delete"), first=plain.tasks * number)
-            drain.fill()
-            with drain.poller():
-                drain.resume()
-
-    old = replace(stored("autovacuum_enabled=off"), prepare=churn)
-    cases = {
-        "as it is": plain,
-        **{f"batch_size={number}": having(batch_size=number) for number in (10, 50, 100, 1000)},
-        'settle="each"': having(int(5_000 * size), settle="each"),
-        'keep="history"': having(keep="history"),
-        'keep="delete"': having(keep="delete"),
-        **{f"{number} processes": replace(plain, processes=number) for number in (2, 4)},
-        "1 thread": replace(plain, options=("--threads", "1")),
-        **{f"fillfactor={percent}": stored(f"fillfactor={percent}") for percent in (100, 85, 70)},
-        "after four times as many, vacuumed": old,
-        "after four times as many, never vacuumed": replace(old, vacuum=False),
-        **{f"without {name}": after(f"DROP INDEX {name}", sql) for name, sql in server.run(INDEXES, [TABLE])},
-        **{f"with an index on ({column})": more(column) for column in ("status", "finish_time")},
-        "without orjson": replace(plain, env={"BENCHMARK_WITHOUT_ORJSON": "1"}),
-        "PREPARE: False": replace(plain, settings={"PREPARE": False}),
-    }
-    return Scenario("tuning", "What one can turn", cases)
