@@ -23,7 +23,7 @@ from django_dbtaskqueue.poller.queue_state import Options, Placement, QueueState
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.held_leases import Settler
 
-BUFFER_SECONDS = 0.1  # work that may wait in memory, in seconds of run time: few leases age there
+BUFFER_SECONDS = 0.1  # of work of all slots that may wait in memory: few leases age there
 MAX_BUFFERED_CALLS = 1000  # calls of one processor with a concurrency limit
 MAX_BUFFERED_BATCHES = 4  # one runs, one is settled, one is on its way, and one is next
 MAX_UNKNOWN_BUFFERED_TASKS = 100  # of a queue without timing data
@@ -141,8 +141,8 @@ def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -
 
     1. Slots: a task may take a free slot of the executor that runs its processor, unless that is blocked. A slot runs
        ``batch`` tasks of a batch processor. A task without a processor counts as one for a thread.
-    2. Buffer: more tasks may wait in memory if they take ``BUFFER_SECONDS`` by the queue's mean run time, and at most
-       ``MAX_BUFFERED_BATCHES``. The first fetch of a queue without timing data assumes the poller's mean.
+    2. Buffer: as many more may wait in memory as all slots run in ``BUFFER_SECONDS`` by the queue's mean (one slot if a
+       limit over all pollers counts them), at most ``MAX_BUFFERED_BATCHES``. The first fetch uses the poller's mean.
     3. Tasks that wait for their settle, and tasks that fetches under way asked for, count as taken.
     4. Worth a statement: while jobs wait for a slot or a fetch is under way, less than a batch and less than half of
        the buffer is not worth a statement, and counts as none.
@@ -186,7 +186,7 @@ def processor_slots(queue: QueueState, processor: Processor | None, capacity: Ca
     if executor.blocked:
         return 0
     batch = 1 if processor is None else processor.batch or 1
-    buffer = buffered_tasks(queue, capacity.settler.mean_run_seconds)
+    buffer = buffered_tasks(queue, capacity.settler.mean_run_seconds, 1 if queue.limiter else executor.slots)
     reserved = capacity.reserved - own
     slots = (executor.slots - len(executor.todo) - len(executor.runs)) * batch
     free = slots + buffer - len(capacity.settler.done) - reserved
@@ -196,12 +196,12 @@ def processor_slots(queue: QueueState, processor: Processor | None, capacity: Ca
     return free if calls is None else min(free, calls * batch - queue.reserved + own)
 
 
-def buffered_tasks(queue: QueueState, mean_run_seconds: float | None) -> int:
+def buffered_tasks(queue: QueueState, mean_run_seconds: float | None, slots: int) -> int:
     """Return how many tasks of a queue may wait in memory: rule 2 of ``free_slots``, with the mean of all queues."""
     run_seconds, limit = queue.run_seconds, MAX_BUFFERED_BATCHES * queue.settings.batch_size
     if run_seconds is None and not queue.probed and queue.placement.executor is not None:
         run_seconds, limit = mean_run_seconds, MAX_UNKNOWN_BUFFERED_TASKS
-    return 0 if run_seconds is None else min(limit, int(BUFFER_SECONDS / max(run_seconds, MIN_RUN_SECONDS)))
+    return 0 if run_seconds is None else min(limit, int(slots * BUFFER_SECONDS / max(run_seconds, MIN_RUN_SECONDS)))
 
 
 def share_of(queue: QueueState, asked: int) -> int:
@@ -225,7 +225,7 @@ def limits_key(queue: QueueState, capacity: Capacity) -> Hashable | None:
     executor = queue.placement.executor
     if executor is None or queue.settings.concurrency is not None or queue.limiter is not None:
         return None
-    return executor, buffered_tasks(queue, capacity.settler.mean_run_seconds), queue.settings.batch_size
+    return executor, buffered_tasks(queue, capacity.settler.mean_run_seconds, executor.slots), queue.settings.batch_size
 
 
 # -- crash isolation: a task that may have killed its process runs alone -----------------------------------------------
