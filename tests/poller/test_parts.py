@@ -29,6 +29,12 @@ def test_fetches_under_way_count_for_max_tasks() -> None:
     assert sum(chosen[1] for chosen in iter(fetcher.choose, None)) == 5
 
 
+def test_what_waits_in_memory_lasts_all_slots_a_tenth_of_a_second() -> None:
+    poller = Poller({"work": 1}, Options(threads=100))
+    poller.queues["work"].run_seconds = 0.05
+    assert sum(chosen[1] for chosen in iter(poller.fetcher.choose, None)) == 100 + 200
+
+
 EXECUTORS: dict[str, Callable[..., Executor]] = {
     "threads": lambda finish: thread.ThreadExecutor(1, finish, ConcurrencyLimiter()),
     "coroutines": lambda finish: thread.AsyncExecutor(1, finish, ConcurrencyLimiter()),
