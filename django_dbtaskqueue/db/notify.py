@@ -220,7 +220,7 @@ def _sent_on(connection: Any, queue: str) -> bool:
     try:
         if raw is None or connection.in_atomic_block or raw.info.transaction_status != LIBPQ_IDLE or not raw.autocommit:
             return False
-        raw.execute(connection.ops.compose_sql(NOTIFY_ONCE_SQL, [queue]), prepare=False)  # a site may count its own
+        raw.execute(connection.ops.compose_sql(NOTIFY_ONCE_SQL, [queue]), prepare=False)  # none that the site counts
     except Exception:
         connection.errors_occurred = True  # Django looks whether it still works
         return False
