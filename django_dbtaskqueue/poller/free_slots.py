@@ -146,7 +146,7 @@ def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -
     3. Tasks that wait for their settle, and tasks that fetches under way asked for, count as taken.
     4. Worth a statement: while jobs wait for a slot or a fetch is under way, less than a batch and less than half of
        the buffer is not worth a statement, and counts as none.
-    5. Processor concurrency: not more than its limit, plus as many calls as it runs in ``BUFFER_SECONDS`` by its own mean.
+    5. Processor concurrency: not more than its limit, plus as many calls as it runs in ``BUFFER_SECONDS`` by its mean.
 
     And for the whole queue:
 
