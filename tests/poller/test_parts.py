@@ -3,11 +3,12 @@
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from asgiref.sync import async_to_sync
 
-from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release
@@ -29,10 +30,24 @@ def test_fetches_under_way_count_for_max_tasks() -> None:
     assert sum(chosen[1] for chosen in iter(fetcher.choose, None)) == 5
 
 
-def test_what_waits_in_memory_lasts_all_slots_a_tenth_of_a_second() -> None:
+@pytest.mark.parametrize(("limit", "slots"), [({}, 100), ({"max_running": 5000}, 1), ({"rate": "5000/s"}, 1)])
+def test_what_waits_in_memory_lasts_all_slots_a_tenth_of_a_second(
+    limit: dict[str, Any], slots: int, settings: Any
+) -> None:
+    """Where all pollers count what waits: one slot."""
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "QUEUES": {"work": limit}}
     poller = Poller({"work": 1}, Options(threads=100))
     poller.queues["work"].run_seconds = 0.05
-    assert sum(chosen[1] for chosen in iter(poller.fetcher.choose, None)) == 100 + 200
+    assert sum(chosen[1] for chosen in iter(poller.fetcher.choose, None)) == 100 + 2 * slots
+
+
+def test_calls_that_wait_for_their_limit_last_all_of_it_a_tenth_of_a_second(taskqueue_registry: None) -> None:
+    processor, lease = registry.register("calls", print, concurrency=10), cast("Lease", None)
+    poller = Poller({"calls": 1}, Options(threads=100))
+    poller.executors.limiter.admit([Job(lease, processor)])
+    poller.executors.limiter.release(processor, 0.05)
+    poller.queues["calls"].run_seconds = 0.05
+    assert sum(chosen[1] for chosen in iter(poller.fetcher.choose, None)) == 10 + 20
 
 
 EXECUTORS: dict[str, Callable[..., Executor]] = {
