@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.benchmarks.measure import take
 from tests.benchmarks.report import BEGIN, END, markdown, picture, put_into
-from tests.benchmarks.scenarios.cost import cost, rows
+from tests.benchmarks.scenarios.cost import cost
 from tests.benchmarks.scenarios.drain import drain, limits, sqlite, volume
 from tests.benchmarks.scenarios.enqueue import bulk, enqueue
 from tests.benchmarks.scenarios.peers import many_peers, peers
@@ -19,7 +19,7 @@ from tests.benchmarks.scenarios.pollers import pollers
 from tests.benchmarks.server import Server, serving
 
 USUAL = (drain, enqueue, bulk, pickup, volume, pinned, cost, sqlite, peers, many_peers)
-SCENARIOS = {one.__name__: one for one in (*USUAL, limits, rows, pollers)}  # the last three are run when they are named
+SCENARIOS = {one.__name__: one for one in (*USUAL, limits, pollers)}  # the last two are run when they are named
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     print(report)
     if options.into and options.picture:
         place = os.path.relpath(options.picture, options.into.parent)
-        report += f"\n![Bars: tasks per second and most memory of a worker, as what waits or polls grows]({place})\n"
+        report += f"\n![Bars: tasks a second, as pollers, queues, backlog, groups, a snapshot's age grow]({place})\n"
     if options.into:
         options.into.write_text(put_into(options.into.read_text(), report))
     if any(result.failed for result in results):
@@ -49,7 +49,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = f"Of {', '.join(SCENARIOS)}. Default: not the last three."
+    names = f"Of {', '.join(SCENARIOS)}. Default: not the last two."
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--runs", type=int, default=3, help="Readings of each case, in turns (%(default)s).")
     parser.add_argument("--size", type=float, default=1.0, help="Factor of the numbers of tasks (%(default)s).")

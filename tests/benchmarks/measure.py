@@ -42,7 +42,7 @@ class Scenario:
     title: str
     cases: Mapping[str, Case]
     targets: Sequence[Target] = ()
-    picture: Sequence[str] = ()  # cases that ``--picture`` draws
+    picture: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by what grows, labels and cases drawn
 
 
 @dataclass

@@ -30,18 +30,29 @@ def _tables(result: Result) -> Iterable[str]:
 
 
 def picture(result: Result) -> str:
-    drawn = [name for name in result.scenario.picture if name in result.readings]
-    rates = [statistics.median(result.values(name, "tasks/s")) for name in drawn]
-    bars = []
-    for index, (name, rate) in enumerate(zip(drawn, rates, strict=True)):
-        memory = statistics.median(result.values(name, "MiB worker"))
-        y, width = 32 * index, 330 * rate / max(rates)
-        bars.append(f'<text x="300" y="{y + 21}" text-anchor="end">{name}</text>')
-        bars.append(f'<rect x="310" y="{y + 4}" width="{width:.0f}" height="24" fill="#4a90c2"/>')
-        bars.append(f'<text x="{width + 318:.0f}" y="{y + 21}">{number(rate)}/s, {number(memory)} MiB</text>')
+    """Bars of tasks a second, for each thing that grows; the same scale everywhere."""
+    middle = {
+        case: {name: statistics.median(result.values(case, name)) for name in result.figures(case)}
+        for case in result.readings
+    }
+    most = max(of["tasks/s"] for of in middle.values())
+    parts, y = [], 0
+    for axis, cases in result.scenario.picture.items():
+        parts.append(f'<text x="300" y="{y + 24}" text-anchor="end" font-weight="bold">{axis}</text>')
+        for label, case in cases.items():
+            if (of := middle.get(case)) is None:
+                continue
+            y += 32
+            cpu = of["µs CPU worker"] + of["µs CPU PostgreSQL"]
+            figures = f"{number(of['tasks/s'])}/s, {cpu:.0f} µs, {of['rows walked/task']:.1f} rows"
+            width = 240 * of["tasks/s"] / most
+            parts.append(f'<text x="300" y="{y + 21}" text-anchor="end">{label}</text>')
+            parts.append(f'<rect x="310" y="{y + 4}" width="{width:.0f}" height="24" fill="#4a90c2"/>')
+            parts.append(f'<text x="{width + 318:.0f}" y="{y + 21}">{figures}, {of["MiB worker"]:.0f} MiB</text>')
+        y += 40
     # Read on light and on dark pages alike.
-    size = f'viewBox="0 0 820 {32 * len(drawn)}" font-family="sans-serif" font-size="14" fill="#777"'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', *bars, "</svg>", ""])
+    size = f'viewBox="0 0 820 {y}" font-family="sans-serif" font-size="14" fill="#777"'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', *parts, "</svg>", ""])
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:

@@ -43,9 +43,11 @@ def test_a_report_is_put_between_its_marks_and_has_a_picture() -> None:
     assert put_into(f"before\n{BEGIN}\nold\n{END}\nafter\n", "new\n") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
     with pytest.raises(ValueError, match="no <!-- benchmarks -->"):
         put_into("page", "new")
-    cases = dict.fromkeys(("few", "many"), lambda: {"tasks/s": 4321.0, "MiB worker": 72.0})
-    text = picture(take(Scenario("x", "X", cases, picture=["few", "many"]), 1))
-    assert text.count(">4,321/s, 72 MiB<") == 2 and ">few<" in text
+    figures = {"tasks/s": 4321.0, "µs CPU worker": 7.0, "µs CPU PostgreSQL": 13.5, "rows walked/task": 2.5}
+    cases = dict.fromkeys(("few", "many"), lambda: figures | {"MiB worker": 72.0})
+    drawn = {"Backlog": {"less": "few", "more": "many", "most": "not run"}}
+    text = picture(take(Scenario("x", "X", cases, picture=drawn), 1))
+    assert text.count(">4,321/s, 20 µs, 2.5 rows, 72 MiB<") == 2 and ">Backlog<" in text and ">more<" in text
 
 
 def test_the_time_lost_at_the_start_is_what_the_first_tenth_took_longer() -> None:

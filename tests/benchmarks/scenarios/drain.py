@@ -4,14 +4,13 @@ import os
 import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from tests.benchmarks.children import Worker, manage, python, together
 from tests.benchmarks.drains import TABLE, Drain, raw_drain
 from tests.benchmarks.measure import Reading, Scenario, Target
+from tests.benchmarks.scenarios.pickup import churned, snapshot
 from tests.benchmarks.server import REPOSITORY, Server
 
 RATE = "tasks/s"
@@ -108,11 +107,13 @@ def sqlite_drain(server: Server, tasks: int) -> Reading:
 
 
 def volume(server: Server, size: float) -> Scenario:
-    """What grows: the backlog, other rows of the table, queues, groups, pollers. A size of 10: ten million tasks."""
+    """What grows: pollers, queues, the backlog, groups, an open snapshot's age, other rows. 10: ten million tasks."""
     tasks, others = int(100_000 * size), int(1_000_000 * size)
     plain, alone = Drain(server, tasks), f"{tasks:,} tasks"
-    names = [f"queue-{number}" for number in range(1000)]
-    thousand = Drain(server, tasks, queues=names, env={"BENCHMARK_QUEUES": "1000"})
+
+    def spread(number: int) -> Drain:
+        names = [f"queue-{each}" for each in range(number)]
+        return replace(plain, queues=names, env={"BENCHMARK_QUEUES": str(number)})
 
     def beside(sql: str) -> Drain:
         def insert(server: Server) -> None:
@@ -121,32 +122,53 @@ def volume(server: Server, size: float) -> Scenario:
 
         return replace(plain, prepare=insert)
 
-    backlogs = {f"{number:,} tasks": Drain(server, number) for number in (tasks // 10, 10 * tasks)}
-    polled, spread = "1,000 queues polled, tasks in one", "tasks spread over 1,000 queues"
+    def pinned(churn: int) -> Drain:
+        return replace(plain, first=churn, around=snapshot, prepare=partial(churned, tasks=churn))
+
+    def grouped(number: int) -> Drain:
+        return replace(plain, keys=number, settings={"QUEUES": {"nothing": {"max_running_per_group": 10}}})
+
+    polled, in_all, thousand = "1,000 queues polled, tasks in one", "tasks spread over 1,000 queues", spread(1000)
     later, sleeping = "1,000,000 for later, ten priorities", "1,000,000 that sleep or wait for a signal"
-    groups = "10,000 groups, ten tasks of each at a time"
+    more, backlogs = (2, 4, 12, 50 if size >= 0.5 else 3), (tasks // 10, 10 * tasks)
+    axes = {  # each begins with ``plain``, by the name that it has there
+        "Pollers": {"1 poller": plain, **{f"{n} pollers": replace(plain, processes=n) for n in more}},
+        "Queues": {
+            "1 queue": plain,
+            polled: replace(thousand, queues=thousand.queues[:1], polled=thousand.queues),
+            "tasks spread over 100 queues": spread(100),
+            in_all: thousand,
+        },
+        "Backlog": {alone: plain, **{f"{number:,} tasks": Drain(server, number) for number in backlogs}},
+        "Groups, ten of each at a time": {
+            "no group": plain,
+            "100 groups": grouped(100),
+            "10,000 groups": grouped(10_000),
+        },
+        "Done since a snapshot": {
+            "no snapshot": plain,
+            **{f"{n:,} tasks done": pinned(n) for n in (tasks, 10 * tasks)},
+        },
+    }
     drains = {
         alone: plain,
         "1,000,000 finished": beside(FINISHED),
         later: beside(LATER),
         sleeping: beside(SLEEPING),
-        polled: replace(thousand, queues=names[:1], polled=names),
-        spread: thousand,
         "five priorities": replace(plain, priorities=5),
-        **backlogs,
-        groups: replace(plain, keys=10_000, settings={"QUEUES": {"nothing": {"max_running_per_group": 10}}}),
-        "50 pollers": replace(plain, processes=max(2, int(50 * min(1, 2 * size)))),
+        **{name: case for cases in axes.values() for name, case in cases.items() if case is not plain},
     }
     targets = [
         Target("1,000,000 finished rows ≥ 0.95 times none", "1,000,000 finished", RATE, 0.95, alone),
         Target("1,000,000 scheduled for later ≥ 0.9 times none", later, RATE, 0.9, alone),
         Target("1,000,000 that sleep or wait ≥ 0.95 times none", sleeping, RATE, 0.95, alone),
         Target("1,000 queues, tasks in one ≥ 0.9 times one queue", polled, RATE, 0.9, alone),
-        Target("1,000 queues, tasks in all ≥ 0.9 times one queue", spread, RATE, 0.9, alone),
+        Target("1,000 queues, tasks in all ≥ 0.9 times one queue", in_all, RATE, 0.9, alone),
         Target("five priorities ≥ 0.8 times one", "five priorities", RATE, 0.8, alone),
     ]
     title = f"Growth: drains of {tasks:,} tasks, unless the row says otherwise, beside other rows (times {size:g})"
-    return Scenario("volume", title, drains, targets, picture=[alone, *backlogs, spread, groups, "50 pollers"])
+    picture = {axis: {name: alone if one is plain else name for name, one in axes[axis].items()} for axis in axes}
+    return Scenario("volume", title, drains, targets, picture)
 
 
 def limits(server: Server, size: float) -> Scenario:
@@ -170,13 +192,3 @@ def limits(server: Server, size: float) -> Scenario:
         Target("ten at a time of each of 10,000 keys ≥ 0.9 times no limit", ten, RATE, 0.9, unlimited),
     ]
     return Scenario("limits", "Limits", cases, targets)
-
-
-@contextmanager
-def altered(change: str, undo: str, server: Server) -> Iterator[None]:
-    """Have another table for a while. It is empty when that begins, and when it ends."""
-    server.run(change)
-    try:
-        yield
-    finally:
-        server.run(f"TRUNCATE {TABLE}; {undo}")
