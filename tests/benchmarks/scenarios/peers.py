@@ -86,7 +86,7 @@ def peers(server: Server, size: float) -> Scenario:
 
 def many_peers(server: Server, size: float) -> Scenario:
     """As many processes as users have, beside as many of the fastest other queue, and what a stored result costs."""
-    tasks, rate = int(TASKS * min(1, 2 * size)), "drain/s"
+    tasks, rate = int(TASKS * (size if size > 1 else min(1, 2 * size))), "drain/s"
     ours, other = ({n: f"{name}, processes: {n}" for n in (1, 2, 4, 12)} for name in ("ours", GRAPHILE))
     cases = {
         PROMISES: partial(figures, partial(raw_drain, server, tasks, "same")),

@@ -26,7 +26,7 @@ def pollers(server: Server, size: float) -> Scenario:
     cases = {
         **slots,
         **{f"{ms} ms, {n} processes of 4 threads": waiting(ms, n) for ms in (1, 20) for n in (1, 4, 12, 50)},
-        "child processes": Drain(server, int(2_000 * size), queues=["nothing-process"]),
+        "child processes": Drain(server, int(20_000 * size), queues=["nothing-process"]),
         "twelve": many,
         "twelve, 100 queues": replace(many, queues=names, env={"BENCHMARK_QUEUES": "100"}),
         "twelve, five priorities": replace(many, priorities=5),
