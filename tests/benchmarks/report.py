@@ -35,7 +35,7 @@ def picture(result: Result) -> str:
         case: {name: statistics.median(result.values(case, name)) for name in result.figures(case)}
         for case in result.readings
     }
-    most = max(of["tasks/s"] for of in middle.values())
+    most = max((of["tasks/s"] for of in middle.values()), default=0.0)
     parts, y = [], 0
     for axis, cases in result.scenario.picture.items():
         parts.append(f'<text x="300" y="{y + 24}" text-anchor="end" font-weight="bold">{axis}</text>')
